@@ -77,7 +77,7 @@ def _epochs(nodes: int, extents: int, room: float, scope: ShuffleScope) -> tuple
 
 
 def _moved(nodes: int, extents: int) -> str:
-    """What a view without one node changes."""
+    """Return a sentence on which extents change their owner when one node goes away."""
     members = tuple(Member(f"node{at:03}", 1) for at in range(nodes))
     every = [Workload(extents).extent(at) for at in range(extents)]
     before, after = (
@@ -93,7 +93,7 @@ def _moved(nodes: int, extents: int) -> str:
 
 
 def _greetings(nodes: int) -> str:
-    """How often members greet each other, by rosters that all answer at once."""
+    """Return a sentence on how often members greet each other, where all answer at once."""
     greetings = [Greeting(f"node{at:03}", str(at), PROTOCOL_VERSION, 1) for at in range(nodes)]
     listed = [Endpoint(each.name) for each in greetings]
     rosters = [Roster(each, 600.0) for each in greetings]

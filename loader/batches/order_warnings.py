@@ -1,4 +1,4 @@
-"""What rank 0 warns of when a run begins: orders that mix less than their user may expect."""
+"""Warnings of rank 0 at the beginning of a run: orders that mix less than their user may expect."""
 
 from __future__ import annotations
 

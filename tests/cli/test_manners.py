@@ -1,4 +1,4 @@
-"""What people see: help by task, tables that fit, Tab, and what a verb did."""
+"""Output for people: help by task, tables that fit, Tab, and what a verb did."""
 
 from __future__ import annotations
 

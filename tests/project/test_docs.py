@@ -249,7 +249,7 @@ def test_every_folder_is_a_room_of_the_architecture() -> None:
 
 
 def test_the_architecture_draws_the_layers_that_are_enforced() -> None:
-    """Of the two packages; those of the rooms inside them stand in their contracts alone."""
+    """The page draws the layers of the two packages; contracts alone state those of the rooms inside them."""
     page = (ROOT / "ARCHITECTURE.md").read_text()
     whole = r'^containers = \["\w+"\]\nexhaustive = true\nlayers = \[(.*)\]$'
     layers = re.findall(whole, (ROOT / "pyproject.toml").read_text(), re.M)

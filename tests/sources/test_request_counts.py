@@ -46,7 +46,8 @@ def test_reads_retries_and_throttles_are_counted(
         told = control.status().sources
         before = re.search(r'^cachesvc_failed_fills_total\{error="SourceChanged"\} 0.0$', metrics(), re.M)
         assert before, "the first could not be told from a restart"
-        found = re.findall(r"^cachesvc_source_(\w+?)_total (\S+)$", metrics(), re.M)
+        exposed = metrics()
+        found = re.findall(r"^cachesvc_source_(\w+?)_total (\S+)$", exposed, re.M)
         gets = sum(count for each, count in proxy.counts.by.items() if each.startswith(f"GET /{bucket}/d/"))
         control.evict(dataset.id)
         s3_server.client().put_object(Bucket=bucket, Key="d/0.bin", Body=BODY[::-1])
@@ -54,6 +55,9 @@ def test_reads_retries_and_throttles_are_counted(
         assert re.search(r'^cachesvc_failed_fills_total\{error="SourceChanged"\} 8.0$', metrics(), re.M)
     assert told.requests == gets == len(BODY) // EXTENT + 3
     assert (told.retries, told.throttled, told.hedges, told.hedge_bytes) == (3, 1, 0, 0)
+    seconds = re.search(r"^cachesvc_source_request_seconds_sum (\S+)$", exposed, re.M)
+    assert seconds is not None
+    assert float(seconds[1]) > 0
     counts = {name: float(value) for name, value in found}
     assert counts == {
         "requests": told.requests,

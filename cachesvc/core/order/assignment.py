@@ -98,7 +98,7 @@ class Assignment:
 
     @property
     def bounds(self) -> I64:
-        """Where the part of each canonical node begins, and the last one ends."""
+        """The first position of each canonical node's part, and the end of the last one: [nodes + 1]."""
         return np.array([self._begin(node) for node in range(self._nodes + 1)], np.int64)
 
     def nodes_of(self, low: int, high: int) -> range:

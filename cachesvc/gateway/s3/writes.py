@@ -1,4 +1,4 @@
-"""What the source itself has to answer: writes, where settings allow them, and versions of objects by their ids."""
+"""Requests that the source itself answers: writes, where settings allow them, and versions of objects by their ids."""
 
 from __future__ import annotations
 

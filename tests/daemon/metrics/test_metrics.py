@@ -1,4 +1,4 @@
-"""What a Prometheus server finds at the metrics address: a valid exposition, bounded in size, about what is there now."""
+"""The metrics address for a Prometheus server: a valid exposition, bounded in size, about what is there now."""
 
 from __future__ import annotations
 

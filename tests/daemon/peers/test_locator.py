@@ -162,7 +162,7 @@ WITHOUT_SOURCE = Question(EXTENTS[0], (SOURCE,))
 
 
 class Daemon:
-    """What the daemon of a node answers: it fetches for a node without a source, and for no other. `found` is where its own
+    """Answers as the daemon of a node: it fetches for a node without a source, and for no other. `found` is where its own
     fill was told to read."""
 
     def __init__(self) -> None:

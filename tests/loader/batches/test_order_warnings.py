@@ -1,4 +1,4 @@
-"""What rank 0 warns of when a run begins."""
+"""Warnings of rank 0 at the beginning of a run."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def weights(parts: Any, *shares: float) -> dict[Any, float]:
 
 
 def ramped(root: Path, **more: Any) -> Mixture:
-    """From the first component to the third over 20 steps, and then all equally: about 2 epochs."""
+    """Return a mixture that goes from the first component to the third over 20 steps, in about 2 epochs."""
     parts = numbers(root)
     given: dict[str, Any] = {"schedule": [(20, weights(parts, 1, 1, 8))], "ramp": "linear"} | more
     return mix(weights(parts, 8, 1, 1), **given)
