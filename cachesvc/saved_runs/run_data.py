@@ -7,22 +7,23 @@ of a call are those of the order that the indices are of.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.columns import Ints
-from cachesvc.catalog.sample_places import SamplePlace, places_of, samples_with_key
+from cachesvc.catalog.sample_places import NamedSample, places_of, samples_with_key
 from cachesvc.core.order.best_fit import whole_packs
 from cachesvc.core.order.digests import SampleSum, sum_of
 from cachesvc.core.order.epoch_order import EpochOrder, OrderSpec
-from cachesvc.core.order.mixture import MixtureRun, groups_of, seeded, split_spots
+from cachesvc.core.order.excluded import parse_excluded
+from cachesvc.core.order.mixture import MixtureRun, groups_of, own_spec, split_spots
 from cachesvc.core.order.mixture_weights import EpochDraws, EpochWeights, StepWeights
 from cachesvc.core.order.pack_order import PackOrder
 from cachesvc.core.order.part_layout import PartLayout, part_layout
+from cachesvc.core.order.permute import Mask
 from cachesvc.core.order.recent import Latest
 from cachesvc.core.order.run import DatasetRun, Run, RunOrder
 from cachesvc.saved_runs.data import (
@@ -35,20 +36,11 @@ from cachesvc.saved_runs.data import (
 from cachesvc.saved_runs.documents import documents_in_state
 from cachesvc.saved_runs.stored_packs import StoredPacks, extents_of
 
-Mask = np.ndarray[Any, np.dtype[np.bool_]]
 Matching = Callable[[Ints, OrderSpec, int], Mask]
 """Tells which of some indices, in the order of a spec and an epoch, have bytes of a sample that a user named."""
 _EPOCHS_KEPT = 8
 ContentsIn = Callable[["Leaf", Ints], Iterable[bytes]]
 """Gives digests of the bytes of a dataset's extents, int64[m], ascending."""
-
-
-@dataclass(frozen=True, slots=True)
-class NamedSample:
-    """A sample's name in the source, and the bytes that hold it. Packs have no name."""
-
-    key: str
-    places: tuple[SamplePlace, ...]
 
 
 class Chosen(NamedTuple):
@@ -89,9 +81,9 @@ class Leaf:
         """The samples of an epoch."""
         return self.catalog.samples if self.ids is None else self.ids.size
 
-    def base_of(self, indices: Ints) -> Ints:
-        """The numbers by which a state's `excluded` knows samples."""
-        return indices
+    def left_out(self, indices: Ints, spec: OrderSpec, epoch: int) -> Mask:
+        """Tell the samples that a spec excludes."""
+        return parse_excluded(spec.excluded).among(indices)
 
     def ids_of(self, indices: Ints) -> Ints:
         """The catalog's samples of indices."""
@@ -155,13 +147,13 @@ class Packs:
         """See `Leaf`."""
         return self._order.size
 
-    def base_of(self, indices: Ints) -> Ints:
-        """See `Leaf`."""
-        return indices
+    def left_out(self, indices: Ints, spec: OrderSpec, epoch: int) -> Mask:
+        """See `Leaf`: packs of which nothing is left."""
+        return self._order.left_out(indices, spec, epoch)
 
     def named(self, indices: Ints, spec: OrderSpec, epoch: int) -> list[NamedSample]:
         """See `Leaf`."""
-        return [NamedSample("", where) for where in self._stored.places(indices, spec, epoch)]
+        return self._stored.named(indices, spec, epoch)
 
     def sum(self, indices: Ints, spec: OrderSpec, epoch: int, contents_of: ContentsIn) -> SampleSum:
         """See `Leaf`."""
@@ -172,7 +164,10 @@ class Packs:
         yield Chosen(0, self._stored.extents(indices, spec, epoch))
 
     def matching(self, key: str) -> Matching | None:
-        """See `Leaf`. A pack matches that has a token of the sample."""
+        """See `Leaf`. A pack matches that has a token of the document, or of the sample."""
+        numbers = self._stored.keys.with_key(key)
+        if numbers.size:
+            return partial(self._stored.with_documents, numbers)
         wanted = self._leaf.ids_of(self._leaf.with_key(key))
         return partial(self._stored.having, wanted) if wanted.size else None
 
@@ -206,7 +201,7 @@ class Mixed:
         draws, slots, taken = self._epoch(spec, epoch)
 
         def run_of(index: int, own_epoch: int) -> Run:
-            return self._parts[index].run(seeded(spec, index), own_epoch)
+            return self._parts[index].run(own_spec(spec, index, len(self._parts)), own_epoch)
 
         return MixtureRun(draws, slots, self._sizes, taken, run_of)
 
@@ -214,10 +209,12 @@ class Mixed:
         """See `Leaf`."""
         return self._epoch(spec, epoch).slots
 
-    def base_of(self, indices: Ints) -> Ints:
-        """See `Leaf`: spots of each component's first own epoch."""
-        component, _, inner = split_spots(self._sizes, indices)
-        return inner * len(self._sizes) + component
+    def left_out(self, indices: Ints, spec: OrderSpec, epoch: int) -> Mask:
+        """See `Leaf`."""
+        mask = np.zeros(indices.size, np.bool_)
+        for rows, index, own, own_epoch, inner in groups_of(self._sizes, indices, spec):
+            mask[rows] = self._parts[index].left_out(inner, own, own_epoch)
+        return mask
 
     def named(self, indices: Ints, spec: OrderSpec, epoch: int) -> list[NamedSample]:
         """See `Leaf`."""

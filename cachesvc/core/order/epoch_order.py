@@ -34,14 +34,14 @@ look the resulting ordinals up in `ids`. Extents without samples take no part.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.assignment import I64, Assignment, Places
-from cachesvc.core.order.excluded import parse_excluded
+from cachesvc.core.order.excluded import excluded_at, parse_excluded
 from cachesvc.core.order.extent_run import CutExtents, ExtentRun
 from cachesvc.core.order.homes import homes
 from cachesvc.core.order.permute import (
@@ -120,6 +120,11 @@ class OrderSpec:
             )
         parse_skipped(self.skipped)
         parse_excluded(self.excluded)
+
+    def at_step(self, step: int) -> OrderSpec:
+        """The same order, in which only those samples are `excluded` that are left out in a data step."""
+        found = excluded_at(self.excluded, step)
+        return self if found == self.excluded else replace(self, excluded=found)
 
     @property
     def node_parts(self) -> int:

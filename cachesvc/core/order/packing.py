@@ -81,8 +81,7 @@ class PackRun:
     def pieces(self, packs: I64) -> Pieces:
         """The pieces of documents that the packs consist of."""
         first, last = packs * self._length, (packs + 1) * self._length
-        low = np.searchsorted(self._block_tokens, first, "right") - 1
-        high = np.searchsorted(self._block_tokens, last, "left")
+        low, high = self._blocks_of(packs)
         spans = np.unique(np.stack((low, high)), axis=1).T.tolist()
         blocks = sorted({block for start, stop in spans for block in range(start, stop)})
         cuts = [self._cut(self._blocks.get(block, self._block), first, last) for block in blocks]
@@ -91,6 +90,25 @@ class PackRun:
         pieces = Pieces(*(np.concatenate(column) for column in zip(*cuts, strict=True)))
         order = np.argsort(pieces.row, kind="stable")  # a pack that spans two windows has pieces of both
         return Pieces(*(column[order] for column in pieces))
+
+    def doubtful(self, packs: I64, documents: I64) -> I64:
+        """The rows of `packs` that may consist of some `documents` alone: their windows have enough tokens of these."""
+        run = self._documents.run
+        entry = np.zeros(self._documents.extent_first.size - 1, np.int64)
+        entry[run.extents] = np.arange(run.extents.size)
+        extent = np.searchsorted(self._documents.extent_first, documents, "right") - 1
+        blocks = (
+            np.searchsorted(self._documents.block_first, documents - run.shift[entry[extent]], "right") - 1
+        )
+        tokens = np.bincount(blocks, self._length_of(documents), self._block_tokens.size - 1).astype(np.int64)
+        before = np.concatenate(([0], np.cumsum(tokens)))
+        low, high = self._blocks_of(packs)
+        return np.flatnonzero(before[high] - before[low] >= self._length)
+
+    def _blocks_of(self, packs: I64) -> tuple[I64, I64]:
+        """The windows [low[i], high[i]) in which packs have tokens."""
+        low = np.searchsorted(self._block_tokens, packs * self._length, "right") - 1
+        return low, np.searchsorted(self._block_tokens, (packs + 1) * self._length, "left")
 
     def _cut(self, block: _Block, first: I64, last: I64) -> Pieces:
         """The parts of a window's documents within [first[i], last[i]) of the stream."""

@@ -24,6 +24,7 @@ import numpy.typing as npt
 U32 = npt.NDArray[np.uint32]
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 
 ROUNDS = 16
 """Four make a Feistel network pseudorandom on large domains (Luby & Rackoff), but a block may hold five
