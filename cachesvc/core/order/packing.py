@@ -93,13 +93,11 @@ class PackRun:
 
     def doubtful(self, packs: I64, documents: I64) -> I64:
         """The rows of `packs` that may consist of some `documents` alone: their windows have enough tokens of these."""
-        run = self._documents.run
-        entry = np.zeros(self._documents.extent_first.size - 1, np.int64)
-        entry[run.extents] = np.arange(run.extents.size)
-        extent = np.searchsorted(self._documents.extent_first, documents, "right") - 1
-        blocks = (
-            np.searchsorted(self._documents.block_first, documents - run.shift[entry[extent]], "right") - 1
-        )
+        order, entry = self._documents, np.zeros(self._documents.extent_first.size - 1, np.int64)
+        entry[order.run.extents] = np.arange(order.run.extents.size)
+        extent = np.searchsorted(order.extent_first, documents, "right") - 1
+        positions = documents - order.extent_first[extent] + order.run.begins[entry[extent]]
+        blocks = np.searchsorted(order.block_first, positions, "right") - 1
         tokens = np.bincount(blocks, self._length_of(documents), self._block_tokens.size - 1).astype(np.int64)
         before = np.concatenate(([0], np.cumsum(tokens)))
         low, high = self._blocks_of(packs)
