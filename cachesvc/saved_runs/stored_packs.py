@@ -12,6 +12,7 @@ from cachesvc.catalog.layout import Columns, Indirect
 from cachesvc.catalog.sample_places import NamedSample, address_places, grouped, places_of
 from cachesvc.core.order.digests import ContentsOf, SampleSum, sum_of_parts
 from cachesvc.core.order.epoch_order import OrderSpec
+from cachesvc.core.order.intervals import Intervals
 from cachesvc.core.order.pack_order import PackOrder
 from cachesvc.core.order.permute import Mask
 from cachesvc.saved_runs.document_keys import DocumentKeys
@@ -26,6 +27,7 @@ class StoredPacks:
 
     def __init__(self, catalog: Catalog, order: PackOrder, rows: Ints | None) -> None:
         self._catalog, self._order, self._rows = catalog, order, rows
+        self._extents = Intervals(catalog.extent_starts)
         self.keys = DocumentKeys(catalog, order.documents, order.ids)
 
     def named(self, packs: Ints, spec: OrderSpec, epoch: int) -> list[NamedSample]:
@@ -75,7 +77,7 @@ class StoredPacks:
             some = ascending[start : start + _AT_ONCE]
             if self._rows is None:
                 _, begin, end = self._order.stored(some, spec, epoch)
-                extents, *parts = _cut(self._catalog.extent_starts, begin, end)
+                extents, *parts = _cut(self._extents, begin, end)
             else:
                 _, *parts = self._parts_of_rows(some, spec, epoch)
                 extents = np.searchsorted(self._catalog.extent_first, parts[0], "right") - 1
@@ -103,17 +105,16 @@ def extents_of(catalog: Catalog, samples: Ints) -> Ints:
 
 def _extents_between(catalog: Catalog, begin: Ints, end: Ints) -> Ints:
     """The extents with bytes of the ranges [begin[i], end[i]), none of them empty, of the address space, ascending."""
-    return np.unique(_cut(catalog.extent_starts, begin, end)[0])
+    return np.unique(_cut(Intervals(catalog.extent_starts), begin, end)[0])
 
 
-def _cut(extent_starts: Ints, begin: Ints, end: Ints) -> Sequence[Ints]:
-    """Cut the ranges [begin[i], end[i]), none of them empty, where extents begin. Return the extents, begins and ends."""
-    first, last = (np.searchsorted(extent_starts, each, side="right") - 1 for each in (begin, end - 1))
-    counts = last - first + 1
-    extent = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
-    stops = np.append(extent_starts[1:], np.iinfo(np.int64).max)
-    return (
-        extent,
-        np.maximum(np.repeat(begin, counts), extent_starts[extent]),
-        np.minimum(np.repeat(end, counts), stops[extent]),
-    )
+def _cut(extents: Intervals, begin: Ints, end: Ints) -> Sequence[Ints]:
+    """Cut the ranges [begin[i], end[i]), none of them empty, where extents begin. Return extents, begins and ends, in any
+    sequence."""
+    extent = extents.of(begin)
+    stop = extents.end_of(extent)
+    long = np.flatnonzero(end > stop)
+    if not long.size:
+        return extent, begin, end
+    parts, rests = (extent, begin, np.minimum(end, stop)), _cut(extents, stop[long], end[long])
+    return [np.concatenate(each) for each in zip(parts, rests, strict=True)]

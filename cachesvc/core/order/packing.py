@@ -18,6 +18,7 @@ import numpy as np
 
 from cachesvc.core.order.assignment import I64
 from cachesvc.core.order.epoch_order import EpochOrder, Touches
+from cachesvc.core.order.permute import distinct
 from cachesvc.core.order.recent import Latest
 
 _BLOCKS_KEPT = 4
@@ -82,11 +83,14 @@ class PackRun:
         """The pieces of documents that the packs consist of."""
         first, last = packs * self._length, (packs + 1) * self._length
         low, high = self._blocks_of(packs)
-        spans = np.unique(np.stack((low, high)), axis=1).T.tolist()
+        base = self._block_tokens.size
+        spans = [divmod(span, base) for span in distinct(low * base + high).tolist()]
         blocks = sorted({block for start, stop in spans for block in range(start, stop)})
         cuts = [self._cut(self._blocks.get(block, self._block), first, last) for block in blocks]
         if not cuts:
             return Pieces(*(np.empty(0, np.int64) for _ in range(4)))
+        if len(cuts) == 1:
+            return cuts[0]
         pieces = Pieces(*(np.concatenate(column) for column in zip(*cuts, strict=True)))
         order = np.argsort(pieces.row, kind="stable")  # a pack that spans two windows has pieces of both
         return Pieces(*(column[order] for column in pieces))
@@ -114,9 +118,10 @@ class PackRun:
         counts = np.maximum(np.searchsorted(block.begin, last, "left") - low, 0)
         row = np.repeat(np.arange(first.size), counts)
         at = np.arange(row.size) + np.repeat(low - (np.cumsum(counts) - counts), counts)
-        held = block.begin[at] < block.end[at]  # leave out empty documents
-        at, row = at[held], row[held]
         begin, end = block.begin[at], block.end[at]
+        held = begin < end
+        if not held.all():  # leave out empty documents
+            at, row, begin, end = at[held], row[held], begin[held], end[held]
         return Pieces(
             row, block.document[at], np.maximum(first[row] - begin, 0), np.minimum(end, last[row]) - begin
         )
