@@ -116,15 +116,18 @@ class PackRun:
         """The parts of a window's documents within [first[i], last[i]) of the stream."""
         low = np.searchsorted(block.end, first, "right")
         counts = np.maximum(np.searchsorted(block.begin, last, "left") - low, 0)
+        ends = np.cumsum(counts)
         row = np.repeat(np.arange(first.size), counts)
-        at = np.arange(row.size) + np.repeat(low - (np.cumsum(counts) - counts), counts)
-        begin, end = block.begin[at], block.end[at]
-        held = begin < end
-        if not held.all():  # leave out empty documents
-            at, row, begin, end = at[held], row[held], begin[held], end[held]
-        return Pieces(
-            row, block.document[at], np.maximum(first[row] - begin, 0), np.minimum(end, last[row]) - begin
-        )
+        at = np.arange(row.size) + np.repeat(low - (ends - counts), counts)
+        start, size = block.begin[at], block.end[at] - block.begin[at]
+        # A pack cuts its first document and its last one at most.
+        begin, end, some = np.zeros_like(at), size.copy(), counts > 0
+        heads, tails = (ends - counts)[some], ends[some] - 1
+        begin[heads] = np.maximum(first[some] - start[heads], 0)
+        end[tails] = np.minimum(size[tails], last[some] - start[tails])
+        pieces = Pieces(row, block.document[at], begin, end)
+        held = size > 0
+        return pieces if held.all() else Pieces(*(column[held] for column in pieces))
 
     def _block(self, block: int) -> _Block:
         first, last = self._documents.block_first[block : block + 2].tolist()
