@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import groupby, islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,10 @@ from cachesvc.core.order.excluded import parse_excluded
 from cachesvc.core.order.run import RunOrder
 from cachesvc.core.order.skipped import RunSteps, parse_skipped
 from cachesvc.core.order.state import STATE_VERSION, LoaderState
-from cachesvc.saved_runs.run_data import ContentsIn, Leaf, Mixed, RunData
+from cachesvc.saved_runs.run_data import ContentsIn, Leaf
+
+if TYPE_CHECKING:
+    from cachesvc.saved_runs.composed import RunData  # with all that mixtures and packs need
 
 _CHUNK = 1 << 18
 """Samples of which the digest is summed at once."""
@@ -64,10 +67,9 @@ class SavedRun:
         self._skipped = parse_skipped(spec.skipped)
         self._index_of = data.layout(spec.shuffle).index_of if isinstance(data, Leaf) else None
         samples = data.size(spec, state.epoch)
-        if not isinstance(data, Mixed) and samples != state.samples:
+        if not data.may_change and samples != state.samples:
             raise StateMismatch(f"the state's run has {state.samples:,} samples, and this data {samples:,}")
-        changes = data.changes if isinstance(data, Mixed) else ()
-        self._run_steps = RunSteps(spec.since_epoch, spec.since_step, changes, self._steps_of)
+        self._run_steps = RunSteps(spec.since_epoch, spec.since_step, data.changes, self._steps_of)
         self._order: EpochOrder | RunOrder | None = None
 
     def place(self, step: int) -> tuple[int, int]:

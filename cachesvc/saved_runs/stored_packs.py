@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.columns import Ints
-from cachesvc.catalog.layout import Columns, Indirect
 from cachesvc.catalog.sample_places import NamedSample, address_places, grouped, places_of
 from cachesvc.core.order.digests import ContentsOf, SampleSum, sum_of_parts
 from cachesvc.core.order.epoch_order import OrderSpec
@@ -16,6 +13,7 @@ from cachesvc.core.order.intervals import Intervals
 from cachesvc.core.order.pack_order import PackOrder
 from cachesvc.core.order.permute import Mask
 from cachesvc.saved_runs.document_keys import DocumentKeys
+from cachesvc.saved_runs.extents import cut, extents_between, extents_of
 
 _AT_ONCE = 1 << 12
 """Packs whose parts are computed at once for a sum."""
@@ -49,7 +47,7 @@ class StoredPacks:
         if self._rows is not None:
             return extents_of(self._catalog, np.unique(self._parts_of_rows(packs, spec, epoch)[1]))
         _, begin, end = self._order.stored(packs, spec, epoch)
-        return _extents_between(self._catalog, begin, end)
+        return extents_between(self._catalog, begin, end)
 
     def with_documents(self, numbers: Ints, packs: Ints, spec: OrderSpec, epoch: int) -> Mask:
         """Tell which packs have a part of some documents, by their indices in the dataset: bool[packs]."""
@@ -77,7 +75,7 @@ class StoredPacks:
             some = ascending[start : start + _AT_ONCE]
             if self._rows is None:
                 _, begin, end = self._order.stored(some, spec, epoch)
-                extents, *parts = _cut(self._extents, begin, end)
+                extents, *parts = cut(self._extents, begin, end)
             else:
                 _, *parts = self._parts_of_rows(some, spec, epoch)
                 extents = np.searchsorted(self._catalog.extent_first, parts[0], "right") - 1
@@ -90,31 +88,3 @@ class StoredPacks:
         pieces = self._order.pieces(packs, spec, epoch)
         rows = self._order.documents_in(spec).place_of(pieces.document)
         return pieces.row, self._rows[rows], pieces.begin, pieces.end
-
-
-def extents_of(catalog: Catalog, samples: Ints) -> Ints:
-    """The extents of samples, ascending, with those into which samples continue."""
-    begin = np.searchsorted(catalog.extent_first, samples, side="right") - 1
-    if isinstance(catalog.layout, (Columns, Indirect)) or not samples.size:
-        return np.unique(begin)
-    addresses, lengths = catalog.locate(samples)
-    held = lengths > 0
-    low, high = addresses[held], addresses[held] + lengths[held]
-    return np.unique(np.concatenate([begin, _extents_between(catalog, low, high)]))
-
-
-def _extents_between(catalog: Catalog, begin: Ints, end: Ints) -> Ints:
-    """The extents with bytes of the ranges [begin[i], end[i]), none of them empty, of the address space, ascending."""
-    return np.unique(_cut(Intervals(catalog.extent_starts), begin, end)[0])
-
-
-def _cut(extents: Intervals, begin: Ints, end: Ints) -> Sequence[Ints]:
-    """Cut the ranges [begin[i], end[i]), none of them empty, where extents begin. Return extents, begins and ends, in any
-    sequence."""
-    extent = extents.of(begin)
-    stop = extents.end_of(extent)
-    long = np.flatnonzero(end > stop)
-    if not long.size:
-        return extent, begin, end
-    parts, rests = (extent, begin, np.minimum(end, stop)), _cut(extents, stop[long], end[long])
-    return [np.concatenate(each) for each in zip(parts, rests, strict=True)]
