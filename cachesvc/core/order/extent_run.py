@@ -76,8 +76,11 @@ class ExtentRun:
             firsts.append(np.maximum(edges, start) if start else edges)
             outer += [outer[-1] + ring.size]
             start += total
-        self.extents, self.begins = np.concatenate(extents), np.concatenate(begins)
-        self.first = np.concatenate([*(each[:-1] for each in firsts), firsts[-1][-1:]])
+        if len(firsts) == 1:
+            ((self.extents,), (self.begins,), (self.first,)) = extents, begins, firsts
+        else:
+            self.extents, self.begins = np.concatenate(extents), np.concatenate(begins)
+            self.first = np.concatenate([*(each[:-1] for each in firsts), firsts[-1][-1:]])
         ends = [each for low, high in pairwise(outer) if low < high for each in (low, high - 1)]
         self.cut = self._cut_by(
             np.empty(0, np.int64) if borders is None else borders, np.array(ends, np.int64)
