@@ -125,3 +125,13 @@ def kustomize(folder: Path) -> str:
 
 def objects(manifests: str) -> dict[tuple[str, str], Any]:
     return {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(manifests)}
+
+
+def test_the_compose_file_is_one() -> None:
+    compose = pytest.importorskip(
+        "compose_spec", reason="no parser of compose files: `make compat` installs it"
+    )
+    given, options = text("compose/compose.yaml"), compose.PyOptions(apply_merge=True)
+    options.from_yaml(given).validate()
+    with pytest.raises(ValueError, match="comand"):
+        options.from_yaml(given.replace("command:", "comand:"))

@@ -139,7 +139,7 @@ def test_certificates_begin_an_hour_ago(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed here")
-def test_unit_is_valid_systemd(tmp_path: Path) -> None:
+def test_unit_is_valid_and_hardened_for_systemd(tmp_path: Path) -> None:
     program = unit("ExecStart").split()[0]
     stand_in = tmp_path / "cachesvc"
     stand_in.write_text("#!/bin/sh\n")
@@ -148,6 +148,9 @@ def test_unit_is_valid_systemd(tmp_path: Path) -> None:
     copy.write_text(text("cachesvc.service").replace(f"={program}", f"={stand_in}"))
     found = subprocess.run(["systemd-analyze", "verify", str(copy)], capture_output=True, text=True)
     assert (found.returncode, found.stderr) == (0, "")
+    exposure = ["systemd-analyze", "security", "--offline=true", "--threshold=20", str(copy)]
+    found = subprocess.run(exposure, capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout
 
 
 @pytest.mark.parametrize("code", [0, 3])
@@ -157,6 +160,42 @@ def test_slurm_script_runs_training_in_a_cluster_of_the_job(tmp_path: Path, code
     given = run.make_context("run", shlex.split(done.stdout)[1:]).params
     assert given["job_cluster"]
     assert given["command"] == ("sh", "-c", f"exit {code}")
+
+
+def test_the_daemon_of_a_node_runs_from_its_first_job_to_its_last(tmp_path: Path) -> None:
+    assert run_for_jobs(tmp_path, "prolog", 1, answers=True) == ["systemctl start cachesvc"]
+    assert run_for_jobs(tmp_path, "prolog", 2, answers=True) == ["systemctl start cachesvc"]
+    assert run_for_jobs(tmp_path, "epilog", 1) == []
+    assert run_for_jobs(tmp_path, "epilog", 2) == ["systemctl stop cachesvc"]
+    assert run_for_jobs(tmp_path, "epilog", 2) == []
+
+
+def test_a_job_starts_although_the_daemon_does_not_answer(tmp_path: Path) -> None:
+    _, said = run_for_jobs(tmp_path, "prolog", 1, answers=False)
+    assert said == "logger -t cachesvc job 1 starts without a cache: the daemon does not answer"
+
+
+def run_for_jobs(folder: Path, script: str, number: int, answers: bool = False) -> list[str]:
+    """Run the prolog or the epilog of a job; return its calls of `systemctl` and `logger`, which print themselves."""
+    for name in ("systemctl", "logger"):
+        (folder / name).write_text(f'#!/bin/sh\necho {name} "$@"\n')
+        (folder / name).chmod(0o755)
+    given = text(f"slurm/{script}.sh")
+    for program, *arguments in re.findall(r"(/opt/cachesvc/bin/)(cachesvc) (status --json)", given):
+        assert program == f"{Path(unit('ExecStart').split()[0]).parent}/"
+        assert verb_of(" ".join(arguments).split()) == "status"
+    given = re.sub(r"/opt/cachesvc/bin/cachesvc .*json", str(answers).lower(), given)
+    environment = {
+        "PATH": f"{folder}:{os.environ['PATH']}",
+        "SLURM_JOB_ID": str(number),
+        "CACHESVC_JOBS": str(folder / "jobs"),
+        "CACHESVC_PROLOG_S": "0",
+    }
+    done = subprocess.run(
+        ["bash", "-c", given], env=environment, capture_output=True, text=True, timeout=WAIT_S
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed here")
