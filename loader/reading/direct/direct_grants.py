@@ -12,6 +12,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from cachesvc.client.protocol import CLOSED, Granted, Refused
@@ -138,7 +139,7 @@ class DirectGrants:
             self._used.clear()
         self._pool.shutdown(wait=False)
         for copy in copies:
-            copy.filled.add_done_callback(lambda _, fd=copy.fd: os.close(fd))
+            copy.filled.add_done_callback(partial(_close, copy.fd))
 
     def abandon(self) -> None:
         """Close the parent's copies in a forked child."""
@@ -262,6 +263,10 @@ class DirectGrants:
                 if not of_file or self._is_copied(index):
                     with suppress(OSError):  # too many open files: needed extents are read all the same
                         self._begin(index, extent, of_file, needed=False)
+
+
+def _close(fd: int, _: Future[_Filled]) -> None:
+    os.close(fd)
 
 
 def _file_of(extent: Extent) -> tuple[Piece, str] | None:
