@@ -146,7 +146,9 @@ class Composition:
         self._ending.callback(self._pressure.close)
         self._holes, shared = HoleRecords(time.monotonic), SharedFills()
         self._preparers = Preparers(runner.handle, time.monotonic)
-        self._checks = Checks(node, tiers, threads.openers, self._fillers, runner.handle, self._suspect)
+        self._checks = Checks(
+            node, tiers, threads.openers, self._fillers, runner.handle, lambda tier: self._watch.suspect(tier)
+        )
         self._object_parts = ObjectParts(self._datasets)
         parts = FillParts(
             tiers,
@@ -356,9 +358,6 @@ class Composition:
                 break
             time.sleep(POLL_S)
         self._loop.stop()
-
-    def _suspect(self, tier: TierName) -> None:
-        self._watch.suspect(tier)
 
     def _lane(self, name: str) -> Lane:
         return Lane(name, self._loop.post)

@@ -9,16 +9,17 @@ from contextlib import suppress
 from functools import partial
 
 import grpc
+import msgspec
 
 from cachesvc.catalog.options import Options
 from cachesvc.catalog.prepared import PreparedForm, Recipe, origin_of
+from cachesvc.config import Settings
 from cachesvc.core import errors, events
 from cachesvc.core.model import ExtentId, TierName
+from cachesvc.core.node.node import Node
 from cachesvc.daemon.access.tenants import ANONYMOUS, is_own_user
 from cachesvc.daemon.claims import DatasetClaims
 from cachesvc.daemon.control.callers import Callers
-from cachesvc.daemon.control.examination import examine
-from cachesvc.daemon.control.holdings import where
 from cachesvc.daemon.control.pins import Pins
 from cachesvc.daemon.control.prefetches import Prefetches
 from cachesvc.daemon.control.reports import EventStream, Reports, dataset_message, options_of, stale_text
@@ -32,6 +33,7 @@ from cachesvc.daemon.loop.loop import Loop
 from cachesvc.daemon.loop.waiting import CallWaits
 from cachesvc.daemon.peers.cluster_link import ClusterLink
 from cachesvc.daemon.processes import jobs
+from cachesvc.daemon.processes.own_command import run_verb
 from cachesvc.daemon.reload.reloader import Reloader
 from cachesvc.daemon.residency import out_of_reach, resident
 from cachesvc.daemon.runner import Runner
@@ -48,6 +50,7 @@ STALE = errors.SourceUnavailable.__name__
 ALONE = "this daemon is alone; start it with --cluster to share extents with other nodes"
 MAX_NOTES = 1000
 """Notes of one dataset in a reply: the CLI prints 8, and a message has its limit."""
+EXAMINE_S = 120.0
 
 
 class Service:
@@ -297,3 +300,35 @@ class Service:
     def _after_tiers(self, context: grpc.ServicerContext) -> None:
         with suppress(queue.Empty):  # a hung disk is lost later, or answers again
             self._waiting.until(self._threads.after_all, context, FREED_S)
+
+
+def examine(settings: Settings) -> list[pb.Finding]:
+    """Return what `doctor` finds in a process of its own, with the daemon's settings, user and environment. Raises
+    CacheError where it does not end as it should."""
+    words = ["doctor", "--settings", "--json", "--config", "/dev/null"]
+    done = run_verb(words, EXAMINE_S, msgspec.json.encode(settings))
+    if done.returncode not in (0, 1):
+        said = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise errors.CacheError(f"the examination failed: {said or f'exit code {done.returncode}'}")
+    rows = (msgspec.json.decode(line, type=dict[str, str]) for line in done.stdout.splitlines())
+    return [pb.Finding(**row) for row in rows]
+
+
+def where(dataset: ServedDataset, node: Node, cluster: ClusterLink) -> pb.WhereReply:
+    """Ask all members of the cluster how much of a dataset each holds."""
+    found = cluster.holders(dataset.extent_ids)
+    report = cluster.report
+    own = bytes(node.where(extent) is not None for extent in dataset.extent_ids)
+    nodes = []
+    for row in report.rows:
+        me = row.name == report.me
+        held = own if me else found.held.get(row.name)
+        message = pb.NodeHolding(name=row.name, address=row.address, zone=row.zone, me=me)
+        if held is None:
+            message.why = found.failed.get(row.name) or row.why or f"it is {row.state}"
+        else:
+            sizes = [size for size, here in zip(dataset.sizes, held) if here]
+            message.resident_bytes, message.resident_extents = sum(sizes), len(sizes)
+        nodes.append(message)
+    nodes.sort(key=lambda each: (bool(each.why), -each.resident_bytes, each.name))
+    return pb.WhereReply(dataset=dataset_message(dataset), nodes=nodes)
