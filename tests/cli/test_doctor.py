@@ -176,6 +176,7 @@ def test_secrets_are_never_shown(no_cloud: None, capsys: Any, monkeypatch: pytes
     assert "hunter2" not in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_json", [False, True])
 @pytest.mark.parametrize(
     "endpoint",

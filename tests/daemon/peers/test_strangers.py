@@ -41,6 +41,7 @@ def test_the_port_of_calls_bounds_its_connections(tmp_path: Path) -> None:
     server.stop(None).wait(WAIT_S)
 
 
+@pytest.mark.slow
 def test_half_open_connections_cost_the_members_no_byte(tmp_path: Path) -> None:
     nodes, metrics = Nodes(tmp_path), f"127.0.0.1:{free_ports(1)[0]}"
     ca = authority(tmp_path)
