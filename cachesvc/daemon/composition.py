@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 
 from cachesvc.config import GRANTS_SOCKET, Settings, most_callers, most_in_ram, most_readers
 from cachesvc.core import commands
@@ -22,16 +21,17 @@ from cachesvc.daemon.access.tls import CertificateWatch
 from cachesvc.daemon.claims import DatasetClaims
 from cachesvc.daemon.control.callers import Callers
 from cachesvc.daemon.control.history import History
+from cachesvc.daemon.control.late_evictions import LateEvictions
 from cachesvc.daemon.control.pins import PinFile, Pins
+from cachesvc.daemon.control.prefetch_runs import PrefetchRuns
 from cachesvc.daemon.control.prefetches import Prefetches
 from cachesvc.daemon.control.reports import Reports
 from cachesvc.daemon.control.server import ControlServer
 from cachesvc.daemon.control.service import Service
 from cachesvc.daemon.datasets import Datasets
 from cachesvc.daemon.disks.budgets import LEAST_EXTENTS, Budgets, MemoryPressure
-from cachesvc.daemon.disks.opening import DirectoryOpening, tiers_at_start, wait_until_open
+from cachesvc.daemon.disks.opening import begun_openings, tiers_at_start, wait_until_open, weight_bytes
 from cachesvc.daemon.disks.reactions import DiskReactions
-from cachesvc.daemon.disks.renewal import Disk
 from cachesvc.daemon.disks.tier_threads import TierThreads
 from cachesvc.daemon.disks.watch import DiskWatch
 from cachesvc.daemon.events.journal import Journal
@@ -59,6 +59,7 @@ from cachesvc.daemon.parent.messages import CopyHeld
 from cachesvc.daemon.parent.parent_link import ParentLink, adopt_copies
 from cachesvc.daemon.peers.cluster_link import ClusterLink
 from cachesvc.daemon.peers.lending import Lending
+from cachesvc.daemon.peers.relays import Relays
 from cachesvc.daemon.processes.threads import ThreadPool
 from cachesvc.daemon.reload.reloader import LiveParts, Reloader
 from cachesvc.daemon.residency import in_use, is_claimed
@@ -111,7 +112,7 @@ class Composition:
         """Open the tiers, and build the core and the threads of the tiers."""
         settings = self._settings
         ram = RamTier(RAM, most_in_ram(self._open_files), parent)
-        self._openings = self._opened()
+        self._openings = begun_openings(settings, self._lane)
         in_ram = adopt_copies(ram, settings.ram_bytes, held)  # while they go on
         self._lost = wait_until_open(self._openings)
         specs, self._recovered = tiers_at_start(settings, self._openings, self._lost, in_ram)
@@ -174,7 +175,7 @@ class Composition:
             lending = Lending(node, self._checks, shared, self._holes, self._sent.maker_of)
             self._cluster = ClusterLink(
                 self._settings,
-                self._weight_bytes(),
+                weight_bytes(self._settings, self._openings, node.policy.tiers),
                 runner,
                 self._loop,
                 lending,
@@ -283,6 +284,13 @@ class Composition:
             history,
             self._journal,
         )
+        prefetches = PrefetchRuns(
+            f"{self._state_dir}/prefetches.json",
+            Prefetches(loop, runner, claims, counts, cluster),
+            datasets,
+            loop,
+        )
+        prefetches.restore()
         service = Service(
             loop,
             runner,
@@ -290,7 +298,7 @@ class Composition:
             claims,
             Callers(self._tenants, self._lookups, self._grants.caller),
             pins,
-            Prefetches(loop, runner, claims, counts, cluster),
+            prefetches,
             reports,
             BuildQueue(self._fillers.build),
             self._checks,
@@ -300,6 +308,7 @@ class Composition:
             settings.extent_bytes,
             cluster,
             self._grants,
+            *self._members(),
         )
         control = ControlServer(settings, service, self._grants.caller, most_callers(self._open_files))
         ending.callback(control.close)
@@ -330,6 +339,17 @@ class Composition:
             ).register()
             self._health = Health(loop, cluster.awaits_members if cluster else bool)
             ScrapeServer(settings.metrics, Page(reports.public, settings.metrics), self._health)
+
+    def _members(self) -> tuple[Relays | None, LateEvictions | None]:
+        """Build what has other members answer calls of clients of this node."""
+        settings, cluster = self._settings, self._cluster
+        if settings.cluster is None or cluster is None:
+            return None, None
+        relays = Relays(settings.cluster, settings.tls, lambda: cluster.report)
+        late = LateEvictions(f"{self._state_dir}/late-evictions.json", relays)
+        self._ending.callback(late.close)
+        late.start()
+        return relays, late
 
     def run(self) -> None:
         """Serve until the loop is stopped."""
@@ -362,26 +382,6 @@ class Composition:
 
     def _lane(self, name: str) -> Lane:
         return Lane(name, self._loop.post)
-
-    def _opened(self) -> list[DirectoryOpening]:
-        """Begin to open all cache directories."""
-        openings = []
-        for number, spec in enumerate(self._settings.nvme):
-            name = TierName(f"nvme{number}")
-            disk = Disk(name, Path(spec.path).absolute(), spec.mounted)
-            openings.append(DirectoryOpening(disk, self._lane(f"probe-{name}")))
-            openings[-1].begin()
-        return openings
-
-    def _weight_bytes(self) -> int:
-        """Return the room of all tiers, which decides this node's share of a cluster's extents. As configured where that is
-        in bytes, since shares move when it changes."""
-        tiers = self._runner.node.policy.tiers
-        sizes = (
-            spec.size_bytes or tiers[each.disk.name].given_bytes
-            for each, spec in zip(self._openings, self._settings.nvme, strict=True)
-        )
-        return self._settings.ram_bytes + sum(sizes)
 
     def _report_recovered(self, pins: Pins) -> None:
         """Tell the core what its tiers hold. Pinned extents come last, so they stay, where the extents exceed a budget.

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from pathlib import Path
 
 from cachesvc.config import NAMED_TWICE, Settings
 from cachesvc.core import events
 from cachesvc.core.errors import CacheError, InvalidInput, TierFailed
 from cachesvc.core.model import RAM, TierName
+from cachesvc.core.records.residency import TierState
 from cachesvc.core.tiering.policy import TierSpec
 from cachesvc.daemon.disks.budgets import checked_budget
 from cachesvc.daemon.disks.renewal import Disk
@@ -61,6 +63,29 @@ class DirectoryOpening:
 
     def _progressed(self) -> None:
         self._progress_at = time.monotonic()
+
+
+def begun_openings(settings: Settings, lane: Callable[[str], Lane]) -> list[DirectoryOpening]:
+    """Begin to open all cache directories, each on a lane of its own."""
+    openings = []
+    for number, spec in enumerate(settings.nvme):
+        name = TierName(f"nvme{number}")
+        disk = Disk(name, Path(spec.path).absolute(), spec.mounted)
+        openings.append(DirectoryOpening(disk, lane(f"probe-{name}")))
+        openings[-1].begin()
+    return openings
+
+
+def weight_bytes(
+    settings: Settings, openings: Sequence[DirectoryOpening], tiers: Mapping[TierName, TierState]
+) -> int:
+    """Return the room of all tiers, which decides this node's share of a cluster's extents. As configured where that is in
+    bytes, since shares move when it changes."""
+    sizes = (
+        spec.size_bytes or tiers[each.disk.name].given_bytes
+        for each, spec in zip(openings, settings.nvme, strict=True)
+    )
+    return settings.ram_bytes + sum(sizes)
 
 
 def wait_until_open(openings: Sequence[DirectoryOpening], silent_s: float = SILENT_S) -> dict[TierName, str]:

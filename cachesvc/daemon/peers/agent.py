@@ -43,7 +43,8 @@ from cachesvc.daemon.peers.daemon_channel import DaemonChannel
 from cachesvc.daemon.peers.locator import Locator
 from cachesvc.daemon.peers.members import Members
 from cachesvc.daemon.peers.owned_extents import OwnedExtents, Question
-from cachesvc.daemon.peers.peer_calls import PeerCalls
+from cachesvc.daemon.peers.peer_calls import KEEPALIVE_S, PeerCalls
+from cachesvc.daemon.peers.relays import RELAYED, OwnDaemon
 from cachesvc.daemon.peers.servicer import PeersServicer
 from cachesvc.daemon.ports import next_port
 from cachesvc.daemon.processes.logs import configure_logging
@@ -53,7 +54,7 @@ from cachesvc.v1 import services
 
 log = logging.getLogger(__name__)
 CALLS = 16
-"""Calls of other nodes at a time."""
+"""Calls of other nodes at a time, beside those that are relayed to the daemon."""
 SURVEYS = 2
 """Surveys at a time; each prefetch that waits for other nodes makes one now and then."""
 CONNECTIONS = 512
@@ -74,8 +75,9 @@ class Agent:
         weight_bytes: int,
         tls: Tls | None,
         traits: Traits,
+        socket_dir: str,
     ) -> None:
-        """`traits`: what of them does not change while this process runs."""
+        """`traits`: what of them does not change while this process runs. `socket_dir`: of the daemon's sockets."""
         self._cluster = cluster
         self._tls = tls
         me, instance = cluster.node_name, secrets.token_hex(8)
@@ -117,6 +119,7 @@ class Agent:
             self._members.left,
             self._members.forget,
             self._announcements.held,
+            OwnDaemon(socket_dir).answer,
         )
 
     def run(self) -> None:
@@ -300,8 +303,9 @@ def serve_calls(
 ) -> grpc.Server:
     """Serve the calls of other nodes at `address`, HOST:PORT, as soon as it is free; return the server."""
     server = grpc.server(
-        ThreadPool(CALLS, "peer"),
+        ThreadPool(CALLS + RELAYED, "peer"),
         options=[
+            ("grpc.http2.min_ping_interval_without_data_ms", int(KEEPALIVE_S * 500)),
             ("grpc.so_reuseport", 0),
             ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1000)),
             ("grpc.max_allowed_incoming_connections", connections),
@@ -356,6 +360,7 @@ class Given(msgspec.Struct, frozen=True):
     log_format: str
     log: str
     traits: Traits
+    socket_dir: str
 
 
 def main() -> None:
@@ -363,7 +368,7 @@ def main() -> None:
     given = msgspec.json.decode(os.environ.pop("CACHESVC_GIVEN"), type=Given)
     configure_logging(given.log_format, given.log)
     channel = socket.socket(fileno=int(sys.argv[1]))
-    Agent(channel, given.cluster, given.weight_bytes, given.tls, given.traits).run()
+    Agent(channel, given.cluster, given.weight_bytes, given.tls, given.traits, given.socket_dir).run()
 
 
 if __name__ == "__main__":

@@ -102,6 +102,7 @@ class ClusterLink:
             "tls": settings.tls,
             "log_format": settings.log_format,
             "log": settings.log,
+            "socket_dir": os.path.abspath(settings.socket_dir),
             "traits": Traits(
                 release=cachesvc.__version__,
                 extent_bytes=settings.extent_bytes,
