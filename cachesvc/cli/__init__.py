@@ -47,6 +47,7 @@ TASKS: dict[str, dict[str, str]] = {
         "reload": "reload:reload",
         "bypass": "bypass:bypass",
         "stop": "stop:stop",
+        "drain": "drain:drain",
         "doctor": "doctor:doctor",
     },
     "Look at it": {

@@ -216,6 +216,11 @@ class Control:
         reply: pb.RemoveNodeReply = self._ask(self._stub.RemoveNode, request)
         return reply
 
+    def drain(self, timeout_s: float) -> Iterator[pb.DrainReply]:
+        """Have the other members take over what this node alone holds, and end the daemon; the last reply has `done` set.
+        Closing the iterator leaves the node a member."""
+        yield from self._stream(self._stub.Drain, self._pb.DrainRequest(timeout_s=timeout_s))
+
     def bypass(self, on: bool) -> None:
         """Have this node's readers read from the source, or through the cache again."""
         self._ask(self._stub.Bypass, self._pb.BypassRequest(on=on))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 
@@ -20,6 +20,7 @@ from cachesvc.daemon.access.tenants import Tenants
 from cachesvc.daemon.access.tls import CertificateWatch
 from cachesvc.daemon.claims import DatasetClaims
 from cachesvc.daemon.control.callers import Callers
+from cachesvc.daemon.control.drain import Drain
 from cachesvc.daemon.control.history import History
 from cachesvc.daemon.control.late_evictions import LateEvictions
 from cachesvc.daemon.control.pins import PinFile, Pins
@@ -30,7 +31,13 @@ from cachesvc.daemon.control.server import ControlServer
 from cachesvc.daemon.control.service import Service
 from cachesvc.daemon.datasets import Datasets
 from cachesvc.daemon.disks.budgets import LEAST_EXTENTS, Budgets, MemoryPressure
-from cachesvc.daemon.disks.opening import begun_openings, tiers_at_start, wait_until_open, weight_bytes
+from cachesvc.daemon.disks.opening import (
+    begun_openings,
+    report_recovered,
+    tiers_at_start,
+    wait_until_open,
+    weight_bytes,
+)
 from cachesvc.daemon.disks.reactions import DiskReactions
 from cachesvc.daemon.disks.tier_threads import TierThreads
 from cachesvc.daemon.disks.watch import DiskWatch
@@ -60,6 +67,7 @@ from cachesvc.daemon.parent.parent_link import ParentLink, adopt_copies
 from cachesvc.daemon.peers.cluster_link import ClusterLink
 from cachesvc.daemon.peers.lending import Lending
 from cachesvc.daemon.peers.relays import Relays
+from cachesvc.daemon.peers.taken_extents import TakenExtents
 from cachesvc.daemon.processes.threads import ThreadPool
 from cachesvc.daemon.reload.reloader import LiveParts, Reloader
 from cachesvc.daemon.residency import in_use, is_claimed
@@ -87,6 +95,8 @@ class Composition:
         self._open_files, self._ending = open_files, ending
         self._state_dir = settings.state_dir
         self._health: Health | None = None
+        self.stop: Callable[[], None] = loop.stop
+        """Ends `run`, after a drain where --drain-on-stop says so. Safe from signal handlers."""
 
     def access(self, allowed: Allowlist, lookups: Lookups) -> None:
         """Build what knows who may use which data, and how much of it. Raises InvalidInput for what the settings get
@@ -172,10 +182,11 @@ class Composition:
                 lambda: [each.name for each in self._cluster.report.members] if self._cluster else [],
                 lambda: self._fillers.source_requests.throttled,
             )
+            self._weight_bytes = weight_bytes(self._settings, self._openings, node.policy.tiers)
             lending = Lending(node, self._checks, shared, self._holes, self._sent.maker_of)
             self._cluster = ClusterLink(
                 self._settings,
-                weight_bytes(self._settings, self._openings, node.policy.tiers),
+                self._weight_bytes,
                 runner,
                 self._loop,
                 lending,
@@ -260,7 +271,7 @@ class Composition:
         settings, loop, runner, ending = self._settings, self._loop, self._runner, self._ending
         datasets, claims, counts, cluster = self._datasets, self._claims, self._fills.counts, self._cluster
         pins = Pins(PinFile(f"{self._state_dir}/pins.json"), runner, loop, datasets, claims)
-        self._report_recovered(pins)
+        report_recovered(self._recovered, runner, self._checks.unverified, pins.pinned_last)
         for name, why in self._lost.items():
             self._watch.not_opened(name, why)
         grants_socket = f"{settings.socket_dir}/{GRANTS_SOCKET}"
@@ -340,16 +351,19 @@ class Composition:
             self._health = Health(loop, cluster.awaits_members if cluster else bool)
             ScrapeServer(settings.metrics, Page(reports.public, settings.metrics), self._health)
 
-    def _members(self) -> tuple[Relays | None, LateEvictions | None]:
-        """Build what has other members answer calls of clients of this node."""
+    def _members(self) -> tuple[Relays | None, LateEvictions | None, Drain | None]:
+        """Build what has other members answer calls of clients of this node, and what hands extents on to them."""
         settings, cluster = self._settings, self._cluster
         if settings.cluster is None or cluster is None:
-            return None, None
+            return None, None, None
         relays = Relays(settings.cluster, settings.tls, lambda: cluster.report)
         late = LateEvictions(f"{self._state_dir}/late-evictions.json", relays)
         self._ending.callback(late.close)
         late.start()
-        return relays, late
+        cluster.take = TakenExtents(self._runner, self._loop, self._datasets, self._claims).take
+        drain = Drain(self._loop, self._runner, self._datasets, cluster, self._weight_bytes)
+        self.stop = partial(drain.stop, settings.cluster.drain_on_stop_s)
+        return relays, late, drain
 
     def run(self) -> None:
         """Serve until the loop is stopped."""
@@ -367,9 +381,9 @@ class Composition:
         if self._health is not None:
             self._health.leave()
         self._fills.pause()
-        threading.Thread(target=self._drain, name="departure", daemon=True).start()
+        threading.Thread(target=self._end_fills, name="departure", daemon=True).start()
 
-    def _drain(self) -> None:
+    def _end_fills(self) -> None:
         deadline = time.monotonic() + DRAIN_S
         while self._loop.call(lambda: self._fills.under_way or self._plans.under_way):
             if time.monotonic() >= deadline:
@@ -382,14 +396,3 @@ class Composition:
 
     def _lane(self, name: str) -> Lane:
         return Lane(name, self._loop.post)
-
-    def _report_recovered(self, pins: Pins) -> None:
-        """Tell the core what its tiers hold. Pinned extents come last, so they stay, where the extents exceed a budget.
-        Copies on disks are verified before their first grant; sealed memory cannot have changed."""
-        for event in self._recovered:
-            budget_bytes = self._runner.node.policy.tiers[event.tier].budget_bytes
-            if sum(event.extents.values()) > budget_bytes:
-                event = pins.pinned_last(event)
-            if event.tier != RAM:
-                self._checks.unverified[event.tier].update(event.extents)
-            self._runner.handle(event)

@@ -955,13 +955,13 @@ class DrainRequest(_message.Message):
     def __init__(self, timeout_s: _Optional[float] = ...) -> None: ...
 
 class DrainReply(_message.Message):
-    __slots__ = ("extents", "size_bytes", "moved_extents", "moved_bytes", "unfit_bytes", "stale_bytes", "own_bytes", "done")
+    __slots__ = ("extents", "size_bytes", "moved_extents", "moved_bytes", "unfit_bytes", "unknown_bytes", "own_bytes", "done")
     EXTENTS_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     MOVED_EXTENTS_FIELD_NUMBER: _ClassVar[int]
     MOVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     UNFIT_BYTES_FIELD_NUMBER: _ClassVar[int]
-    STALE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_BYTES_FIELD_NUMBER: _ClassVar[int]
     OWN_BYTES_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     extents: int
@@ -969,10 +969,10 @@ class DrainReply(_message.Message):
     moved_extents: int
     moved_bytes: int
     unfit_bytes: int
-    stale_bytes: int
+    unknown_bytes: int
     own_bytes: int
     done: bool
-    def __init__(self, extents: _Optional[int] = ..., size_bytes: _Optional[int] = ..., moved_extents: _Optional[int] = ..., moved_bytes: _Optional[int] = ..., unfit_bytes: _Optional[int] = ..., stale_bytes: _Optional[int] = ..., own_bytes: _Optional[int] = ..., done: _Optional[bool] = ...) -> None: ...
+    def __init__(self, extents: _Optional[int] = ..., size_bytes: _Optional[int] = ..., moved_extents: _Optional[int] = ..., moved_bytes: _Optional[int] = ..., unfit_bytes: _Optional[int] = ..., unknown_bytes: _Optional[int] = ..., own_bytes: _Optional[int] = ..., done: _Optional[bool] = ...) -> None: ...
 
 class TakeRequest(_message.Message):
     __slots__ = ("protocol", "node", "dataset", "extents")

@@ -18,6 +18,7 @@ from cachesvc.core.model import ExtentId, TierName
 from cachesvc.daemon.access.tenants import ANONYMOUS, is_own_user
 from cachesvc.daemon.claims import DatasetClaims
 from cachesvc.daemon.control.callers import Callers
+from cachesvc.daemon.control.drain import Drain
 from cachesvc.daemon.control.examination import examine
 from cachesvc.daemon.control.holdings import where
 from cachesvc.daemon.control.late_evictions import LateEvictions
@@ -76,16 +77,17 @@ class Service:
         grants: GrantsServer,
         relays: Relays | None,
         late_evictions: LateEvictions | None,
+        drain: Drain | None,
     ) -> None:
-        """`extent_bytes`: the size of extents where a caller gives none. `cluster` is None without one, and `relays` and
-        `late_evictions` with it."""
+        """`extent_bytes`: the size of extents where a caller gives none. `cluster` is None without one, and `relays`,
+        `late_evictions` and `drain` with it."""
         self._loop, self._runner, self._waiting = loop, runner, CallWaits(loop)
         self._datasets, self._claims, self._callers = datasets, claims, callers
         self._pins, self._prefetches, self._reports = pins, prefetches, reports
         self._builds, self._checks, self._threads = builds, checks, threads
         self._events, self._reloader = EventStream(journal, self._waiting), reloader
         self._extent_bytes, self._cluster, self._grants = extent_bytes, cluster, grants
-        self._relays, self._late_evictions = relays, late_evictions
+        self._relays, self._late_evictions, self._drain = relays, late_evictions, drain
 
     def OpenDataset(
         self, request: pb.OpenDatasetRequest, context: grpc.ServicerContext
@@ -254,6 +256,13 @@ class Service:
             )
             for each in answers:
                 yield pb.NodeAnswer(reply=each)
+
+    def Drain(self, request: pb.DrainRequest, context: grpc.ServicerContext) -> Iterator[pb.DrainReply]:
+        with self._callers.answering(context):
+            self._own_user_only(context, "drain it")
+            if self._drain is None:
+                raise errors.InvalidInput(ALONE)
+            yield from self._drain.run(request.timeout_s, context)
 
     def EvictLater(self, request: pb.EvictLaterRequest, context: grpc.ServicerContext) -> pb.EvictLaterReply:
         with self._callers.answering(context):

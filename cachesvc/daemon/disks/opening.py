@@ -15,12 +15,13 @@ from pathlib import Path
 from cachesvc.config import NAMED_TWICE, Settings
 from cachesvc.core import events
 from cachesvc.core.errors import CacheError, InvalidInput, TierFailed
-from cachesvc.core.model import RAM, TierName
+from cachesvc.core.model import RAM, ExtentId, TierName
 from cachesvc.core.records.residency import TierState
 from cachesvc.core.tiering.policy import TierSpec
 from cachesvc.daemon.disks.budgets import checked_budget
 from cachesvc.daemon.disks.renewal import Disk
 from cachesvc.daemon.loop.lanes import Lane
+from cachesvc.daemon.runner import Runner
 from cachesvc.tiers.mounts import misplaced
 from cachesvc.tiers.tier import translated
 
@@ -155,3 +156,19 @@ def _check_each_once(disks: Sequence[Disk]) -> None:
         if disk.directory_id in seen:
             raise InvalidInput(NAMED_TWICE.format(disk.path))
         seen.add(disk.directory_id)
+
+
+def report_recovered(
+    recovered: Sequence[events.Recovered],
+    runner: Runner,
+    unverified: Mapping[TierName, set[ExtentId]],
+    pinned_last: Callable[[events.Recovered], events.Recovered],
+) -> None:
+    """Tell the core what its tiers hold. Pinned extents come last, so they stay, where the extents exceed a budget.
+    Copies on disks are verified before their first grant; sealed memory cannot have changed."""
+    for event in recovered:
+        if sum(event.extents.values()) > runner.node.policy.tiers[event.tier].budget_bytes:
+            event = pinned_last(event)
+        if event.tier != RAM:
+            unverified[event.tier].update(event.extents)
+        runner.handle(event)

@@ -40,6 +40,7 @@ from cachesvc.daemon.peers import messages
 from cachesvc.daemon.peers.announcements import Announcements
 from cachesvc.daemon.peers.block_ports import BlockPorts
 from cachesvc.daemon.peers.daemon_channel import DaemonChannel
+from cachesvc.daemon.peers.leaving import Leaving
 from cachesvc.daemon.peers.locator import Locator
 from cachesvc.daemon.peers.members import Members
 from cachesvc.daemon.peers.owned_extents import OwnedExtents, Question
@@ -104,6 +105,7 @@ class Agent:
         self._owned = OwnedExtents(me, self._daemon.keep)
         self._locator = Locator(me, self._members, self._owned, self._calls)
         self._announcements = Announcements(me, self._members, self._owned, self._calls)
+        self._leaving = Leaving(me, self._members, self._owned, self._calls, self._daemon)
         self._surveys = ThreadPool(SURVEYS, "survey")
         self._sent_bytes = 0
         self._sent_lock = threading.Lock()
@@ -120,6 +122,7 @@ class Agent:
             self._members.forget,
             self._announcements.held,
             OwnDaemon(socket_dir).answer,
+            self._leaving.take,
         )
 
     def run(self) -> None:
@@ -150,7 +153,7 @@ class Agent:
             protocol=me.version,
             name=me.name,
             instance=me.instance,
-            weight_bytes=me.weight_bytes,
+            weight_bytes=self._members.view.weight_of(me.name),
             zone=me.zone,
             **{name: getattr(own, name) for name in Traits.__slots__},
         )
@@ -179,8 +182,12 @@ class Agent:
         elif isinstance(message, messages.NodeChanged):
             self._state = message
         elif isinstance(message, messages.Leave):
-            self._members.leave()
+            self._members.leave(message.for_good)
             os._exit(0)
+        elif isinstance(message, messages.Withdraw):
+            self._surveys.submit(self._leaving.withdraw, message.weight_bytes)
+        elif isinstance(message, messages.HandOn):
+            self._surveys.submit(self._leaving.hand_on, message)
         elif isinstance(message, messages.ForgetNode):
             self._surveys.submit(self._forget, message)
         elif isinstance(message, messages.FindHolders):

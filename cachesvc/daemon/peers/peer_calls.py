@@ -29,6 +29,8 @@ ID_BYTES = 16
 """The bytes of an extent's id in a message. A fill has 8 more, for its generation."""
 MOST_IDS = 1 << 17
 """Extents that one call names: 2 MiB, half of what gRPC accepts."""
+TAKE_S = 10.0
+"""The time in which a node says which extents it fetches; it may have to load their catalog first."""
 KEEPALIVE_S = 10.0
 """How often a call that takes long asks whether the other end is still there."""
 _FILL = struct.Struct("<16sQ")
@@ -71,6 +73,11 @@ class PeerCalls:
             request = pb.HeldRequest(protocol=PROTOCOL_VERSION, extents=ids)
             found += self._stub(address).Held(request, timeout=CALL_S).held
         return bytes(found)
+
+    def take(self, address: str, request: pb.TakeRequest) -> pb.TakeReply:
+        """Have a node fetch extents of one that leaves."""
+        reply: pb.TakeReply = self._stub(address).Take(request, timeout=TAKE_S)
+        return reply
 
     def relay(self, address: str, request: pb.RelayRequest, timeout_s: float | None) -> Any:
         """Have a node answer a call of the control API; return the call, which yields `NodeAnswer`s."""

@@ -37,6 +37,7 @@ def test_the_port_of_calls_bounds_its_connections(tmp_path: Path) -> None:
         bool,
         lambda _: b"",
         lambda *_: iter(()),
+        lambda *_: (b"", False),
     )
     address = f"127.0.0.1:{port}"
     server = serve_calls(servicer, address, tls, connections=1)
