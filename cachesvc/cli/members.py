@@ -118,8 +118,8 @@ class Cluster:
 
 
 def name_of(node: pb.NodeStatus) -> str:
-    """Return the name of a member; the address of one that has not answered yet."""
-    return node.name or node.address
+    """Return the name of a member; the address of a node that is none, since its name may be another's."""
+    return node.address if node.state in ("refused", "unknown") else node.name
 
 
 def ask(

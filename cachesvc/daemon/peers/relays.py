@@ -49,7 +49,7 @@ class Relays:
         self, settings: ClusterSettings, tls: Tls | None, report: Callable[[], ClusterReport]
     ) -> None:
         """`report` returns the cluster as the agent told it last. Raises InvalidInput for unusable certificates."""
-        self._me, self._report = settings.node_name, report
+        self._me, self._own_address, self._report = settings.node_name, settings.advertise, report
         self._calls = PeerCalls(tls, settings.tls_name)
 
     def answers(self, node: str) -> bool:
@@ -80,7 +80,8 @@ class Relays:
             protocol=PROTOCOL_VERSION, node=self._me, method=method, request=request, own_user=own_user
         )
         try:
-            call = self._calls.relay(row.address, wanted, timeout_s)
+            address = self._own_address if row.name == self._me else row.address
+            call = self._calls.relay(address, wanted, timeout_s)
             began(call)
             for answer in call:
                 yield answer.reply
