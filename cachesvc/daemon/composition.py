@@ -96,7 +96,7 @@ class Composition:
         self._state_dir = settings.state_dir
         self._health: Health | None = None
         self.stop: Callable[[], None] = loop.stop
-        """Ends `run`, after a drain where --drain-on-stop says so. Safe from signal handlers."""
+        """Ends `run`, after a drain where --drain-on-stop says so. Runs on the loop's thread."""
 
     def access(self, allowed: Allowlist, lookups: Lookups) -> None:
         """Build what knows who may use which data, and how much of it. Raises InvalidInput for what the settings get

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cachesvc.core.errors import Busy, CacheError, DaemonUnavailable, DeadlineExceeded
+from cachesvc.core.errors import CacheError, DaemonUnavailable, DeadlineExceeded
 from cachesvc.core.model import ExtentId
 from cachesvc.core.placement.view import View
 from cachesvc.daemon.datasets import Datasets, ServedDataset
@@ -72,11 +72,11 @@ class Drain:
     def run(self, timeout_s: float, caller: Caller) -> Iterator[pb.DrainReply]:
         """Yield the progress until all is handed on that others take, or the time is over; then end the daemon.
 
-        Raises Busy while another drain runs, DaemonUnavailable where no other member answers, and DeadlineExceeded where
-        the caller leaves; the node stays a member then.
+        Raises CacheError while another drain runs, DaemonUnavailable where no other member answers, and DeadlineExceeded
+        where the caller leaves; the node stays a member then.
         """
         if not self._one.acquire(blocking=False):
-            raise Busy("this node is being drained already")
+            raise CacheError("this node is being drained already")
         until, left = time.monotonic() + timeout_s, False
         try:
             if not self._others():
@@ -105,8 +105,8 @@ class Drain:
             self._one.release()
 
     def stop(self, timeout_s: float) -> None:
-        """End the daemon after a drain of so long at most; at once for 0 and when asked again. Signal handlers may call
-        it."""
+        """End the daemon after a drain of so long at most; at once for 0 and when asked again. Runs on the loop's
+        thread."""
         if not timeout_s or self._ends:
             self._loop.stop()
             return
@@ -193,6 +193,9 @@ class Drain:
         groups: dict[tuple[str, str], list[_Extent]] = defaultdict(list)
         left: list[_Extent] = []
         for each in waiting:
+            if self._runner.node.where(each.id) is None:  # readers of this node needed its room
+                reply.extents, reply.size_bytes = reply.extents - 1, reply.size_bytes - each.size_bytes
+                continue
             while each.places and silent[each.places[-1]] >= SILENT:
                 each.places.pop()
             group = groups[each.places[-1], each.dataset] if each.places else None
