@@ -80,6 +80,14 @@ def test_a_screen_fits_its_terminal(width: int, height: int, datasets: int) -> N
 
 
 @pytest.mark.pure
+def test_the_head_says_that_the_cache_is_bypassed() -> None:
+    shown = status()
+    assert "bypassed" not in text(once(shown, 120))
+    shown.bypassed = True
+    assert "bypassed" in once(shown, 120)[0].plain
+
+
+@pytest.mark.pure
 def test_80_by_24_shows_what_the_status_says() -> None:
     shown = text(screen(status(), Place(), 80, 24))
     for expected in (

@@ -138,6 +138,8 @@ def _head(status: pb.StatusReply, note: str) -> Text:
     text = f"cachesvc on {status.node}  {status.version}, up {output.duration(status.uptime_s)}, "
     text += f"{output.plural(status.readers, 'reader')}, {output.plural(status.fills_running, 'fill')}"
     head = _plain(text, "bold")
+    if status.bypassed:
+        head.append("  bypassed", "bold red")
     if note:
         head.append(f"  {note}", "bold red")
     return head

@@ -54,6 +54,7 @@ def test_the_page_in_chromium(tmp_path: Path) -> None:
         for scheme in SCHEMES:
             shown, urls = content(program, address, scheme)
             assert urls == {f"{address}status.json"}
+            assert 'id="bypassed" class="bad" role="status" hidden' in shown
             text = html.unescape(
                 re.sub(r"<[^>]*>", " ", re.sub(r"<(style|script)>.*?</\1>", "", shown, flags=re.S))
             )
@@ -77,4 +78,6 @@ def test_the_page_in_chromium(tmp_path: Path) -> None:
             pictures.append(tmp_path / f"{scheme}.png")
             screenshot(program, address, pictures[-1], scheme)
         reader.close()
+        control.bypass(True)
+        assert 'id="bypassed" class="bad" role="status">bypassed' in content(program, address, "light")[0]
     assert pictures[0].read_bytes() != pictures[1].read_bytes()
