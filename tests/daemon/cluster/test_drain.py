@@ -11,6 +11,7 @@ import pytest
 
 from cachesvc.__main__ import run
 from cachesvc.client.control import Control
+from cachesvc.daemon.events.journal import read_events
 from cachesvc.v1 import cachesvc_pb2 as pb
 from testbed import WAIT_S
 from testbed.cluster import Cluster, Node, by_file
@@ -89,6 +90,8 @@ def test_a_drain_under_load_moves_each_extent_once_and_the_source_is_not_read(
         ]
         assert leaves.process is not None
         assert leaves.process.wait(WAIT_S) == 0
+        (event,) = [each for each in read_events(str(leaves.root / "state")) if each.kind == "drained"]
+        assert (event.extents, event.size_bytes) == (drained["extents"], drained["size_bytes"])
         wait_until(lambda: all(node.sees() == {each.name for each in others} for node in others))
         with Control(others[0].socket_dir) as control:
             assert leaves.name not in {row.name for row in control.nodes().nodes}, "it is forgotten at once"
