@@ -301,7 +301,7 @@ def _catalog(columns: MappedColumns) -> Catalog:
         samples=samples,
         fields=tuple(Field(str(name), str(encoding)) for name, encoding in head["fields"]),
         labels=_labels(columns, samples),
-        documents=_optional(columns, "documents"),
+        documents=columns["documents"] if "documents" in columns else None,  # noqa: SIM401
         notes=tuple(redacted(note) for note in head["notes"]),
         extent_sizes=sizes,
         extent_starts=starts,
@@ -311,10 +311,6 @@ def _catalog(columns: MappedColumns) -> Catalog:
         layout=_layout(columns, samples),
         columns=columns,
     )
-
-
-def _optional(columns: MappedColumns, name: str) -> Array | None:
-    return columns[name] if name in columns else None  # noqa: SIM401
 
 
 def _labels(columns: MappedColumns, samples: int) -> Array | None:

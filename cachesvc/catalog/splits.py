@@ -76,7 +76,9 @@ def check_one_split(uri: str, entries: Sequence[ListedObject], file_names: bool)
     if level is None:
         return
     counts = _counts(level)
-    shown = ", ".join(f"{name} ({_files(count)})" for name, count in counts.most_common(_SHOWN))
+    shown = ", ".join(
+        f"{name} ({count:,} file{'s' * (count > 1)})" for name, count in counts.most_common(_SHOWN)
+    )
     first = "train" if "train" in counts else next(iter(counts))
     raise InvalidInput(
         f'{uri} holds {len(counts)} splits, {shown}: choose one by split="{first}" (--split {first}); split="{ALL}" reads '
@@ -227,7 +229,3 @@ def _configurations(entries: Sequence[ListedObject]) -> Iterator[str]:
         named = _HUB_CONFIGURATION.fullmatch(entry.path)
         if named and split_of(named[2]) and not split_of(named[1]):
             yield named[1]
-
-
-def _files(count: int) -> str:
-    return "1 file" if count == 1 else f"{count:,} files"

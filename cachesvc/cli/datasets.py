@@ -1,4 +1,4 @@
-"""`cachesvc ls`, `pin`, `unpin`, `evict`: list, keep and drop datasets."""
+"""Verbs of a call or two: list, keep and drop datasets, reload settings, bypass the cache."""
 
 from __future__ import annotations
 
@@ -141,3 +141,37 @@ def _evict(control: Control, versions: Sequence[DatasetId], name: str, json: boo
             f"{output.size(lost_bytes)} of {name} are in a lost tier and come back with it; evict it again then"
             " (cachesvc status says which tier, the daemon's log why)"
         )
+
+
+@click.command()
+@click.argument("switch", type=click.Choice(("on", "off")))
+@options.daemon
+def bypass(switch: str, socket: str | None, json: bool) -> int:
+    """Have this node's readers read from the source directly.
+
+    The switch outlives restarts of the daemon. Readers share the rate CACHESVC_DIRECT_RATE. Those that must not read
+    directly (CACHESVC=require) wait, and end with an error that says why. For the daemon's own user and root.
+    """
+    with Control(socket) as control:
+        control.bypass(switch == "on")
+    text = "readers read from the source directly" if switch == "on" else "readers read through the cache"
+    output.report(json, text, {"event": "bypass", "on": switch == "on"})
+    return 0
+
+
+@click.command()
+@options.daemon
+def reload(socket: str | None, json: bool) -> int:
+    """Have the daemon read its configuration files again.
+
+    It takes allowed prefixes, sources, quotas, budgets of tiers and the level of the log; other settings wait for the next
+    start.
+    Wrong settings change nothing, and end with the code that `serve` would end with.
+    """
+    with Control(socket) as control:
+        reply = control.reload()
+    text = f"changed: {', '.join(reply.taken)}" if reply.taken else "nothing changed"
+    if reply.waiting:
+        text += f"; needs a restart: {', '.join(reply.waiting)}"
+    output.report(json, text, output.plain(reply))
+    return 0

@@ -17,6 +17,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -336,13 +337,8 @@ class EtcdCalls:
 def _channel(address: str, tls: Tls | None) -> grpc.Channel:
     if tls is None:
         return grpc.insecure_channel(address, options=_OPTIONS)
-    ca, key, certificate = (_bytes(path) for path in (tls.ca, tls.key, tls.certificate))
+    ca, key, certificate = (Path(path).read_bytes() for path in (tls.ca, tls.key, tls.certificate))
     return grpc.secure_channel(address, grpc.ssl_channel_credentials(ca, key, certificate), options=_OPTIONS)
-
-
-def _bytes(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
 
 
 def _range(prefix: str) -> tuple[bytes, bytes]:

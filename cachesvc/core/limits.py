@@ -68,9 +68,9 @@ PEER_RECONNECT_S = 5.0
 """The longest pause between two connections for such calls."""
 LOCATE_S = 15.0
 """The agent's answer where an extent is. Later, the fill reads from the source."""
-PEER_SILENT_S = 5.0
+PEER_SILENT_S = 3.0
 """A node that sends nothing of a block is taken for dead: it says each second that it waits."""
-FILL_LATE_S = 5.0
+FILL_LATE_S = 3.0
 """A fill is late after this, or after three times what fills of its size take: then another place is asked."""
 PEER_LEAST_RATE = 65536
 """Bytes a second. A node that sends less for `FILL_LATE_S` is late, too."""

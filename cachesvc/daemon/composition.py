@@ -11,7 +11,7 @@ from functools import partial
 
 from cachesvc.config import GRANTS_SOCKET, Settings, most_callers, most_in_ram, most_readers
 from cachesvc.core import commands
-from cachesvc.core.model import RAM, TierName
+from cachesvc.core.model import RAM
 from cachesvc.core.node.node import Node
 from cachesvc.core.tiering.policy import NodeSettings
 from cachesvc.daemon.access.path_lookups import Lookups
@@ -157,7 +157,9 @@ class Composition:
         self._ending.callback(self._pressure.close)
         self._holes, shared = HoleRecords(time.monotonic), SharedFills()
         self._preparers = Preparers(runner.handle, time.monotonic)
-        self._checks = Checks(node, tiers, threads.openers, self._fillers, runner.handle, self._suspect)
+        self._checks = Checks(
+            node, tiers, threads.openers, self._fillers, runner.handle, lambda tier: self._watch.suspect(tier)
+        )
         self._object_parts = ObjectParts(self._datasets)
         parts = FillParts(
             tiers,
@@ -390,9 +392,6 @@ class Composition:
                 break
             time.sleep(POLL_S)
         self._loop.stop()
-
-    def _suspect(self, tier: TierName) -> None:
-        self._watch.suspect(tier)
 
     def _lane(self, name: str) -> Lane:
         return Lane(name, self._loop.post)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass
 from typing import cast
 
 import msgspec
+import numpy as np
 
 from cachesvc.catalog.catalog import Catalog
-from cachesvc.catalog.object_ranges import find_range
+from cachesvc.catalog.columns import MappedTexts
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import PART_BYTES, Extent, ExtentId, ObjectVersion, Piece, extent_of
 from cachesvc.core.tiering.copies import UNDECLARED
@@ -30,6 +32,27 @@ class ObjectPart:
     """The extent of this part alone, where no dataset has the bytes."""
 
 
+def _part_in(dataset: ServedDataset, version: ObjectVersion, offset: int) -> ObjectPart | None:
+    """Return the part of an object that holds a byte, in O(log n). None where no extent has it, or one of another version;
+    and for a catalog that is not `in_object_order`."""
+    catalog = dataset.catalog
+    prefix, columns = catalog.uri_prefix, catalog.columns
+    if not version.uri.startswith(prefix) or not catalog.in_object_order:
+        return None
+    uris, name = MappedTexts(columns, "object.uri"), version.uri[len(prefix) :]
+    index = bisect_left(uris, name)
+    if index == len(uris) or uris[index] != name or catalog.object(index) != version:
+        return None
+    offsets, lengths, starts = columns["piece.offset"], columns["piece.length"], columns["extent.piece"]
+    first, last = np.searchsorted(columns["piece.object"], [index, index + 1]).tolist()
+    piece = first + int(np.searchsorted(offsets[first:last], offset, "right")) - 1
+    if piece < first or offset >= (end := int(offsets[piece]) + int(lengths[piece])):
+        return None
+    extent = int(np.searchsorted(starts, piece, "right")) - 1
+    at, held = int(lengths[int(starts[extent]) : piece].sum()), dataset.extent_ids[extent]
+    return ObjectPart(held, dataset.sizes[extent], int(offsets[piece]), end, at)
+
+
 class ObjectParts:
     """The extents that hold parts of objects: those of an open dataset, or one of the part alone. Runs on the loop's
     thread."""
@@ -47,9 +70,8 @@ class ObjectParts:
         for dataset in reversed(self._datasets.all()):
             if dataset.source is not None or not self._datasets.claimed(dataset):
                 continue
-            if (found := find_range(dataset.catalog, version, offset)) is not None:
-                held, size_bytes = dataset.extent_ids[found.extent], dataset.sizes[found.extent]
-                return ObjectPart(held, size_bytes, found.begin, found.end, found.at)
+            if (found := _part_in(dataset, version, offset)) is not None:
+                return found
         begin = offset // PART_BYTES * PART_BYTES
         size_bytes = min(PART_BYTES, version.size_bytes - begin)
         extent = extent_of([Piece(version, begin, size_bytes)])

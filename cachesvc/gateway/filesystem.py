@@ -147,7 +147,7 @@ class CachedFileSystem(ChainedFileSystem):  # type: ignore[misc]
     def _strip_protocol(cls, path: Any) -> Any:
         if isinstance(path, list):
             return [cls._strip_protocol(each) for each in path]
-        return stripped(_text(path).removeprefix(f"{PROTOCOL}::"))
+        return stripped(os.fspath(path).removeprefix(f"{PROTOCOL}::"))
 
     def unstrip_protocol(self, name: str) -> str:
         """Return the URL of a path."""
@@ -318,7 +318,3 @@ def check_copies(names: list[str]) -> None:
             raise InvalidInput(
                 f"{local[folder]} would be a local file and the folder of {name}: get them by name"
             )
-
-
-def _text(path: Any) -> str:
-    return path if isinstance(path, str) else path.__fspath__()

@@ -198,7 +198,7 @@ class CachedMetadata:
             if not isinstance(error, _PASSING):
                 shutil.rmtree(self._directory, ignore_errors=True)
                 log.warning("the kept listings were damaged; new ones take their place")
-            elif needed or _is_locked(error):
+            elif needed or isinstance(error, diskcache.Timeout) or "locked" in str(error):
                 self._unused_until = self._clock() + self._expiry_s
             return None
 
@@ -230,10 +230,6 @@ def _tag(uri: str) -> str:
     scheme, mark, rest = uri.partition("://")
     top = (rest if mark else scheme).strip("/").split("/", 1)[0]
     return f"{scheme if mark else 'file'}://{top}"
-
-
-def _is_locked(error: Exception) -> bool:
-    return isinstance(error, diskcache.Timeout) or "locked" in str(error)
 
 
 def _json(text: object) -> object:

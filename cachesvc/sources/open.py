@@ -5,25 +5,61 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 from cachesvc.config import SourceSection
 from cachesvc.core.errors import SourceUnavailable, fault_of_node
 from cachesvc.core.limits import OPEN_S
+from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.files import FilesSource
 from cachesvc.sources.limited_calls import SharedCalls
-from cachesvc.sources.mapped import MappedSource
 from cachesvc.sources.metadata import EXPIRY_S, CachedMetadata
 from cachesvc.sources.paces import Paces
 from cachesvc.sources.resilient import Resilience, Resilient, SourceCounters
-from cachesvc.sources.source import Source
+from cachesvc.sources.source import Checker, OnReceived, Source, ignore_received
 from cachesvc.sources.uri import expanded
 from cachesvc.sources.watched import CallWatch, WatchedSource
 
 log = logging.getLogger(__name__)
+
+
+class MappedSource:
+    """A `Source` of the URIs below `prefix`, such as a bucket that is mounted, read below `target` of another source. Both
+    end in a slash."""
+
+    def __init__(self, source: Source, prefix: str, target: str) -> None:
+        self._source, self._prefix, self._target = source, prefix, target
+        self.close = source.close
+
+    def list(self, prefix: str) -> Iterator[ObjectVersion]:
+        """List the other source, with URIs of this one."""
+        return map(self._named, self._source.list(self._moved(prefix)))
+
+    def head(self, uri: str) -> ObjectVersion:
+        """Return the object's current version."""
+        return self._named(self._source.head(self._moved(uri)))
+
+    def read_into(
+        self, version: ObjectVersion, offset: int, into: memoryview, received: OnReceived = ignore_received
+    ) -> None:
+        """Read a range of the other source."""
+        self._source.read_into(self._placed(version), offset, into, received)
+
+    def checker(self, version: ObjectVersion) -> Checker | None:
+        """Return the other source's checker."""
+        return self._source.checker(self._placed(version))
+
+    def _moved(self, uri: str) -> str:
+        return self._target + uri.removeprefix(self._prefix.removesuffix("/")).removeprefix("/")
+
+    def _placed(self, version: ObjectVersion) -> ObjectVersion:
+        return replace(version, uri=self._moved(version.uri))
+
+    def _named(self, version: ObjectVersion) -> ObjectVersion:
+        return replace(version, uri=self._prefix + version.uri.removeprefix(self._target))
 
 
 @dataclass(frozen=True, slots=True)

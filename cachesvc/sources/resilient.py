@@ -65,7 +65,6 @@ class SourceCounters:
     retries: int = 0
     throttled: int = 0
     hedges: int = 0
-    hedge_wins: int = 0
     hedge_bytes: int = 0
     waits: Histogram = field(default_factory=Histogram)
     """How long the `requests` took, failed ones included."""
@@ -417,6 +416,5 @@ class Resilient:
             self.counters.hedge_bytes += read.size
             if read.running and isinstance(self._source, Interruptible):
                 # Order: (1) the answer is set, (2) the first read fails, (3) the first read's thread copies the answer.
-                self.counters.hedge_wins += 1
                 read.answer = answer
                 self._source.interrupt(read.thread)

@@ -6,6 +6,7 @@ contain anything.
 
 from __future__ import annotations
 
+import fnmatch
 import itertools
 import math
 import os
@@ -19,7 +20,6 @@ from cachesvc.sources import links
 from cachesvc.sources.files import under
 from cachesvc.sources.ignored import is_ignored
 from cachesvc.sources.source import Source
-from cachesvc.sources.wildcards import Wildcards
 
 MAX_URI_BYTES = 4096
 MAX_EXPANDED = 100_000
@@ -38,6 +38,9 @@ _LITERAL = {ord(mark): chr(0xFDD0 + at) for at, mark in enumerate(_SPECIAL)}
 """Code points that no text holds stand for marks which are characters of a name."""
 _UNMARKED = {ord(literal): chr(mark) for mark, literal in _LITERAL.items()}
 _ESCAPED = {ord(literal): f"[{chr(mark)}]" for mark, literal in _LITERAL.items()}
+_EMPTY = "(?!)"
+"""How `fnmatch` translates a class that nothing is in."""
+_Segment = re.Pattern[str]
 
 
 def canonical(uri: str) -> str:
@@ -240,3 +243,52 @@ def glob(source: Source, pattern: str) -> Iterator[ObjectVersion]:
         path = found.uri[len(root) :]
         if found.uri.startswith(root) and not is_ignored(path) and wanted.matches(path):
             yield found
+
+
+class Wildcards:
+    """A compiled pattern: `*` and `?` within a segment, `[a-z]`, `[!a]`, `**` across segments. Raises InvalidInput for a
+    class of a range that ends before its start.
+
+    Matching does not try every way to divide a name: what lies between two stars (`fnmatch`), or between two `**`, takes
+    its leftmost place, which leaves the most for the rest.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        parts = pattern.split("/")
+        if parts[-1] == "**":  # everything below the folder, but not the folder itself
+            parts.append("*")
+        self._blocks: list[list[_Segment]] = [[]]
+        for part in parts:
+            if part == "**":
+                self._blocks.append([])
+            else:
+                self._blocks[-1].append(_segment(part))
+
+    def matches(self, name: str) -> bool:
+        """Tell whether the whole name matches; `**` stands for any number of segments, including none."""
+        segments = name.split("/")
+        first, *middle = self._blocks
+        if not middle:
+            return len(segments) == len(first) and _meet(first, segments, 0)
+        last = middle.pop()
+        at, end = len(first), len(segments) - len(last)
+        if at > end or not _meet(first, segments, 0) or not _meet(last, segments, end):
+            return False
+        for block in middle:
+            places = range(at, end - len(block) + 1)
+            found = next((place for place in places if _meet(block, segments, place)), None)
+            if found is None:
+                return False
+            at = found + len(block)
+        return True
+
+
+def _meet(block: Sequence[_Segment], segments: Sequence[str], at: int) -> bool:
+    return all(each.match(segments[at + index]) for index, each in enumerate(block))
+
+
+def _segment(part: str) -> _Segment:
+    expression = fnmatch.translate(part)
+    if _EMPTY in expression:
+        raise InvalidInput(f"{part}: a range ends before it starts")
+    return re.compile(expression)

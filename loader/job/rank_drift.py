@@ -1,15 +1,14 @@
-"""Warns of ranks that take different numbers of batches: they would resume at different samples.
-
-Process 0 publishes its position in the job's store. Every other process compares its own with it, and reports to the
-store when it stays apart, where process 0 reads it. All of this runs on the thread of `RankFailureWatch`.
-"""
+"""Finds ranks that take different numbers of batches: within an epoch, they would resume at different samples, and where
+one of them left an iteration early, their epochs came apart."""
 
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from typing import NamedTuple
 
+from cachesvc.core.errors import StateMismatch
 from loader.job.store import JobStore
 
 DRIFT_S = 30.0
@@ -18,6 +17,8 @@ COMPARE_EVERY_S = 2.0
 """The interval at which processes compare; process 0 publishes more often, so that each comparison has a new count."""
 ALLOWED_STEPS = 2
 """A rank may have its next batch, or the one after it, while others are in the step before."""
+FIRST_READ = 2 * ALLOWED_STEPS
+"""The step of an iteration after which ranks first read how another one ended it."""
 _log = logging.getLogger("cachesvc")
 
 
@@ -63,7 +64,11 @@ class Drift:
 
 class DriftWatch:
     """Watches one process, from one agreement of the ranks to the next. Ranks may be `prefetch` batches or ALLOWED_STEPS
-    steps apart, whichever is more; being further apart for `drift_s` seconds is logged."""
+    steps apart, whichever is more; being further apart for `drift_s` seconds is logged.
+
+    Process 0 publishes its position in the job's store. Every other process compares its own with it, and reports to the
+    store when it stays apart, where process 0 reads it. All of this runs on the thread of `RankFailureWatch`.
+    """
 
     def __init__(
         self, store: JobStore, process: int, prefetch: int, accumulate: int, drift_s: float = DRIFT_S
@@ -127,3 +132,67 @@ class DriftWatch:
         """Return, on process 0, the position of a process that is apart; the process repeats it at each comparison."""
         before, self._last_report = self._last_report, (report := self._store.read("apart"))
         return RankPosition(*report[0]) if report and report != before else None
+
+
+class IterationEnds:
+    """Compares how the ranks of a job end one iteration. `store`: the part of one agreement. All methods raise
+    StateMismatch.
+
+    An `iter()` that gave a batch is an epoch. So a rank that alone looks at a batch by `next(iter(loader))` is an epoch
+    ahead of the others from then on. Each rank counts its iterations since all ranks agreed, and writes to the job's store
+    how each one ended: complete, or left at a place. No rank waits for another:
+
+    - A rank writes before it reads. Of two ranks that ended an iteration differently at least one sees it and raises.
+    - Within an iteration a rank reads after 4, 8, 16 ... steps. One that went on where another left notes so, and all raise
+      when they read next. Ranks with a collective in each step do so in the same step, and none is left blocked.
+    """
+
+    def __init__(self, store: JobStore, iteration: int, accumulate: int) -> None:
+        self._store, self._accumulate = store, accumulate
+        self._left, self._complete = f"{iteration}/left", f"{iteration}/complete"
+
+    def is_due(self, taken: int) -> bool:
+        """Return whether ranks read how others ended the iteration after this many of its batches."""
+        step, micro = divmod(taken, self._accumulate)
+        return not micro and step >= FIRST_READ and not step & (step - 1)
+
+    def go_on(self, own: RankPosition, taken: int) -> None:
+        """Read whether another rank left this iteration, in which this rank goes on. A thread that reads ahead may have
+        taken a batch or two more on one rank than on another when their loops left."""
+        self._check(taken)
+        left = self._store.read(self._left)
+        if left and self._are_apart(left := RankPosition(*left), own):
+            self._store.put("apart", [taken, _text(left, own)])
+
+    def complete(self, own: RankPosition) -> None:
+        """Note that this rank took all batches."""
+        self._store.put(self._complete, own)
+        self._check(sys.maxsize)
+        if left := self._store.read(self._left):
+            raise StateMismatch(_text(RankPosition(*left), own))
+
+    def leave(self, own: RankPosition) -> None:
+        """Note that this rank left early, and began another iteration."""
+        first = RankPosition(*self._store.put_first(self._left, own))
+        if self._are_apart(first, own):
+            raise StateMismatch(_text(*sorted((first, own), key=lambda at: at.batches)))
+        if complete := self._store.read(self._complete):
+            raise StateMismatch(_text(own, RankPosition(*complete)))
+
+    def _check(self, taken: int) -> None:
+        """Raise what a rank noted when it had taken fewer batches: not all ranks know of a note made just now."""
+        noted, text = self._store.read("apart") or (taken, "")
+        if noted < taken:
+            raise StateMismatch(text)
+
+    def _are_apart(self, one: RankPosition, other: RankPosition) -> bool:
+        return abs(one.batches - other.batches) > ALLOWED_STEPS * self._accumulate
+
+
+def _text(left: RankPosition, other: RankPosition) -> str:
+    return (
+        f"rank {left.rank} left epoch {left.epoch} at step {left.step} and began the next one, but rank {other.rank} went"
+        f" on to step {other.step}: each iter() of which a batch was taken is an epoch. To look at a batch on one rank,"
+        " call peek(); where ranks leave loops at different steps, call set_epoch(n) on all of them before each epoch; a"
+        " loader of one rank alone wants shard=False"
+    )

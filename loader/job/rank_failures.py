@@ -27,8 +27,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cachesvc.core.errors import CacheError, PeerRankFailed, StateMismatch, from_code
-from loader.job.iteration_ends import IterationEnds
-from loader.job.rank_drift import DriftWatch, RankPosition
+from loader.job.rank_drift import DriftWatch, IterationEnds, RankPosition
 from loader.job.store import POLL_S, JobStore, polls
 from loader.job.topology import Topology
 

@@ -52,7 +52,7 @@ class HeldExtents:
         self.file_of, self.offset_in_file = np.full(count, -1, np.int64), np.zeros(count, np.int64)
         """By index: the descriptor of the extent if it is a file without holes, else -1, and where in it the extent
         begins."""
-        self.before_unmapping: Callable[[int], None] = _no_call
+        self.before_unmapping: Callable[[int], None] = lambda _: None
         """Called with each extent that is about to be unmapped."""
         self._catalog, self._limit_bytes = catalog, limit_bytes
         self._starts, self._sizes = catalog.extent_starts, catalog.extent_sizes
@@ -177,7 +177,3 @@ class HeldExtents:
         if self._one_origin is None:
             return list(self.by_index.values())
         return [next(iter(self.by_index.values()))]
-
-
-def _no_call(extent: int) -> None:
-    """Do nothing: no device reads the mapped extents."""

@@ -11,7 +11,6 @@ import torch
 
 from cachesvc.core.errors import CorruptData, InvalidInput
 from loader.batches.bad_samples import OnError
-from loader.batches.buffer_pool import BufferPool
 from loader.batches.feed import Feed
 from loader.batches.maker import BatchMaker, MadeBatch, move_batch
 from loader.batches.turns import BatchKey
@@ -21,7 +20,7 @@ from loader.gpu.record_gather import RecordGather
 from loader.gpu.to_device import DeviceMover, pinned
 from loader.workers.processes import ProcessEngine
 from loader.workers.settings import WorkerSettings
-from loader.workers.threads import Make, ThreadEngine
+from loader.workers.threads import BufferPool, Make, ThreadEngine
 
 WorkerType = Literal["process", "thread"]
 WORKER_TYPES = get_args(WorkerType)

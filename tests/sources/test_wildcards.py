@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cachesvc.core.errors import InvalidInput
-from cachesvc.sources.wildcards import Wildcards
+from cachesvc.sources.uri import Wildcards
 
 CPU_S = 5.0  # a thousand times what is needed; backtracking takes centuries
 

@@ -70,16 +70,11 @@ def compile_parquet(inputs: Inputs) -> Draft:
     check_one_table(inputs, columns)
     missing = [name for name in names if name not in schema.names and name != "key"]
     if missing:
-        raise InvalidInput(
-            f"fields {missing} are not in {inputs.uri}, which has {_known(footer, partitions)}"
-        )
+        known = ", ".join([*footer.schema.names, *partitions.names][:50])
+        raise InvalidInput(f"fields {missing} are not in {inputs.uri}, which has {known}")
     draft = compiling.draft()
     draft.notes += notes
     return draft
-
-
-def _known(footer: Footer, partitions: Partitions) -> str:
-    return ", ".join([*footer.schema.names, *partitions.names][:50])
 
 
 class _Compiling:

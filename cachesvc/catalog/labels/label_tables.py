@@ -205,7 +205,7 @@ def _read_table(inputs: Inputs, at: int, names: SampleNames | SampleKeys, tags: 
     root = entry.object.uri.removesuffix(entry.path)
     for file, values in table.rows():
         read.rows += 1
-        name = file.removeprefix("./").removeprefix(root).removeprefix(_path(root))
+        name = file.removeprefix("./").removeprefix(root).removeprefix(root.removeprefix("file://"))
         sample = names.find(name, root)
         if sample is None:
             read.unmatched += 1
@@ -217,11 +217,6 @@ def _read_table(inputs: Inputs, at: int, names: SampleNames | SampleKeys, tags: 
             elif labels:
                 tags.add_label(sample, value, table.labels)
     return read
-
-
-def _path(uri: str) -> str:
-    """Return the path of a local file's URI; any other URI unchanged."""
-    return uri.removeprefix("file://")
 
 
 def _check_read(inputs: Inputs, at: int, read: _Read, labelled: bool, example: str) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -46,29 +46,6 @@ class EpochDraws(NamedTuple):
     taken: list[int]
 
 
-class Weights(Protocol):
-    """The weights of a mixture over a run."""
-
-    @property
-    def length_changes(self) -> tuple[int, ...]:
-        """The epochs, ascending, from which epochs may have another length."""
-
-    @property
-    def slots(self) -> int:
-        """The slots of the first epoch; at most, where they depend on the global batch."""
-
-    @property
-    def texts(self) -> list[str]:
-        """The changes, each as a text that begins with its place. The first one is the first weights."""
-
-    @property
-    def row(self) -> Row:
-        """The weights as plain values; `weights_of` is the inverse."""
-
-    def epoch(self, spec: OrderSpec, number: int) -> EpochDraws:
-        """One epoch of a run. Of `spec`, the global batch and `last` count."""
-
-
 class _EpochPhase(NamedTuple):
     """The pattern and the slots per epoch that hold from epoch `first` on."""
 
@@ -93,27 +70,27 @@ class EpochWeights:
 
     @property
     def length_changes(self) -> tuple[int, ...]:
-        """See `Weights`."""
+        """The epochs, ascending, from which epochs may have another length."""
         return tuple(phase.first for phase in self._phases)
 
     @property
     def slots(self) -> int:
-        """See `Weights`."""
+        """The slots of the first epoch; at most, where they depend on the global batch."""
         return self._phases[0].slots
 
     @property
     def texts(self) -> list[str]:
-        """The changes: `5:1,1` are equal weights from epoch 5 on. Where weights determine the length of an epoch, they are
-        numbers of samples."""
+        """The changes, each as a text that begins with its place: `5:1,1` are equal weights from epoch 5 on. Where weights
+        determine the length of an epoch, they are numbers of samples. The first one is the first weights."""
         return [self._text(phase) for phase in self._phases]
 
     @property
     def row(self) -> Row:
-        """See `Weights`."""
+        """The weights as plain values; `weights_of` is the inverse."""
         return {"by": self.by, "size": self.size, "epochs": self.schedule}
 
     def epoch(self, spec: OrderSpec, number: int) -> EpochDraws:
-        """See `Weights`."""
+        """One epoch of a run. Of `spec`, the global batch and `last` count."""
         phase, taken = self._phases[0], [0] * len(self._sizes)
         for following in self._phases[1:]:
             if following.first > number:
@@ -203,12 +180,12 @@ class StepWeights:
 
     @property
     def length_changes(self) -> tuple[int, ...]:
-        """See `Weights`."""
+        """See `EpochWeights`."""
         return ()
 
     @property
     def slots(self) -> int:
-        """See `Weights`."""
+        """See `EpochWeights`."""
         if self.size == "once":
             return sum(size for size, drawn in zip(self.sizes, self.drawn, strict=True) if drawn)
         if self.size == "first":
@@ -239,12 +216,12 @@ class StepWeights:
 
     @property
     def row(self) -> Row:
-        """See `Weights`."""
+        """See `EpochWeights`."""
         names = ("size", "changes", "by_sample", "from_start")
         return {name: getattr(self, name) for name in names}
 
     def epoch(self, spec: OrderSpec, number: int) -> EpochDraws:
-        """See `Weights`."""
+        """See `EpochWeights`."""
         slots = self._epoch_slots(spec)
         stages = self._stages_in_slots(spec, slots)
         draws = self._draws(stages, number, slots)
@@ -339,7 +316,7 @@ class StepWeights:
 
 
 def weights_of(sizes: tuple[int, ...], row: Row) -> EpochWeights | StepWeights:
-    """The weights of a `Weights.row`, of components of these sizes. Raises InvalidInput, and KeyError, TypeError or
+    """The weights of a `row`, of components of these sizes. Raises InvalidInput, and KeyError, TypeError or
     ValueError for a row of other values."""
     if "epochs" in row:
         schedule = tuple((int(first), tuple(weights)) for first, weights in row["epochs"])

@@ -212,9 +212,10 @@ class Roster:
         if self._view is None:
             me = self._me
             others = (known.member for known in self._known.values())
-            members = (Member(me.name, me.weight_bytes, me.zone), *others)
+            members = [Member(me.name, me.weight_bytes, me.zone), *others]
+            members.sort(key=lambda member: member.name)
             away = frozenset(name for name, known in self._known.items() if known.away)
-            self._view = View(me.name, tuple(sorted(members, key=_name)), away, self._by_zone)
+            self._view = View(me.name, tuple(members), away, self._by_zone)
         return self._view
 
     def address_of(self, name: str) -> str:
@@ -288,10 +289,6 @@ class Roster:
         for name in [n for n, known in self._known.items() if known.away_since + self._grace_s <= now]:
             del self._known[name]
             self._view = None
-
-
-def _name(member: Member) -> str:
-    return member.name
 
 
 def _row(greeting: Greeting, zone: str, address: str, state: State, since: float = 0.0, why: str = "") -> Row:

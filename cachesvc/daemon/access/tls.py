@@ -182,15 +182,15 @@ def server_credentials(tls: Tls) -> grpc.ServerCredentials:
 
 
 def _marks(tls: Tls) -> list[tuple[int, ...]]:
-    """Return values that change when a file is replaced or written to; an empty tuple for a missing file."""
-    return [_mark(name) for name in (tls.key, tls.certificate, tls.ca)]
+    return [file_mark(name) for name in (tls.key, tls.certificate, tls.ca)]
 
 
-def _mark(name: str) -> tuple[int, ...]:
+def file_mark(name: str) -> tuple[int, ...]:
+    """Return values that change when a file is replaced, also by way of a link to it, or written to."""
     try:
         found = os.stat(name)
-    except OSError:
-        return ()
+    except OSError as error:
+        return (error.errno or 0,)
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 

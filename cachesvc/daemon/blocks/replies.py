@@ -98,16 +98,14 @@ class BlockReplies:
         if not within(ranges, block_count(lent.size_bytes)):
             raise RequestRefused(Kind.INVALID)
         if lent.digests is not None:
-            self._send_runs(lent, ranges, lent.digests)
+            for first, count in _frames(ranges):
+                digests = lent.digests[first * DIGEST_BYTES : (first + count) * DIGEST_BYTES]
+                self._send(lent, first, count, digests)
             self.say(Frame.end(lent.maker), digest_of_digests(lent.digests))
         else:
             assert lent.progress is not None, "neither resident nor being filled"
             root = self._follow(lent, list(ranges), lent.progress)
             self.say(Frame.end(lent.progress.maker), root)
-
-    def _send_runs(self, lent: Lent, ranges: Sequence[Range], digests: bytes) -> None:
-        for first, count in _frames(ranges):
-            self._send(lent, first, count, digests[first * DIGEST_BYTES : (first + count) * DIGEST_BYTES])
 
     def _follow(self, lent: Lent, wanted: list[Range], progress: FillProgress) -> bytes:
         """Send wanted blocks as they complete; return the digest of digests once the fill is done."""

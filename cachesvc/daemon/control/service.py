@@ -7,20 +7,20 @@ import queue
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 import grpc
+import msgspec
 
 from cachesvc.catalog.options import Options
 from cachesvc.catalog.prepared import PreparedForm, Recipe, origin_of
+from cachesvc.config import Settings
 from cachesvc.core import errors, events
 from cachesvc.core.model import ExtentId, TierName
+from cachesvc.core.node.node import Node
 from cachesvc.daemon.access.tenants import ANONYMOUS, is_own_user
 from cachesvc.daemon.claims import DatasetClaims
 from cachesvc.daemon.control.callers import Callers
 from cachesvc.daemon.control.drain import Drain
-from cachesvc.daemon.control.examination import examine
-from cachesvc.daemon.control.holdings import where
 from cachesvc.daemon.control.late_evictions import LateEvictions
 from cachesvc.daemon.control.pins import Pins
 from cachesvc.daemon.control.prefetch_runs import PrefetchRuns
@@ -34,8 +34,9 @@ from cachesvc.daemon.grants.server import GrantsServer
 from cachesvc.daemon.loop.loop import Loop
 from cachesvc.daemon.loop.waiting import CallWaits
 from cachesvc.daemon.peers.cluster_link import ClusterLink
-from cachesvc.daemon.peers.relays import Relays, time_left
+from cachesvc.daemon.peers.relays import Relays
 from cachesvc.daemon.processes import jobs
+from cachesvc.daemon.processes.own_command import run_verb
 from cachesvc.daemon.reload.reloader import Reloader
 from cachesvc.daemon.residency import out_of_reach, resident
 from cachesvc.daemon.runner import Runner
@@ -52,6 +53,7 @@ STALE = errors.SourceUnavailable.__name__
 ALONE = "this daemon is alone; start it with --cluster to share extents with other nodes"
 MAX_NOTES = 1000
 """Notes of one dataset in a reply: the CLI prints 8, and a message has its limit."""
+EXAMINE_S = 120.0
 
 
 class Service:
@@ -245,17 +247,7 @@ class Service:
         with self._callers.answering(context):
             if self._relays is None:
                 raise errors.InvalidInput(ALONE)
-            own_user, left_s = is_own_user(self._callers.of(context)), time_left(context)
-            answers = self._relays.call(
-                request.node,
-                request.method,
-                request.request,
-                own_user,
-                left_s,
-                partial(_end_with, context),
-            )
-            for each in answers:
-                yield pb.NodeAnswer(reply=each)
+            yield from self._relays.relayed(request, is_own_user(self._callers.of(context)), context)
 
     def Drain(self, request: pb.DrainRequest, context: grpc.ServicerContext) -> Iterator[pb.DrainReply]:
         with self._callers.answering(context):
@@ -357,7 +349,33 @@ class Service:
             self._waiting.until(self._threads.after_all, context, FREED_S)
 
 
-def _end_with(context: grpc.ServicerContext, call: Any) -> None:
-    """Cancel a call to another node when the caller of this one leaves."""
-    if not context.add_callback(call.cancel):
-        call.cancel()
+def examine(settings: Settings) -> list[pb.Finding]:
+    """Return what `doctor` finds in a process of its own, with the daemon's settings, user and environment. Raises
+    CacheError where it does not end as it should."""
+    words = ["doctor", "--settings", "--json", "--config", "/dev/null"]
+    done = run_verb(words, EXAMINE_S, msgspec.json.encode(settings))
+    if done.returncode not in (0, 1):
+        said = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise errors.CacheError(f"the examination failed: {said or f'exit code {done.returncode}'}")
+    rows = (msgspec.json.decode(line, type=dict[str, str]) for line in done.stdout.splitlines())
+    return [pb.Finding(**row) for row in rows]
+
+
+def where(dataset: ServedDataset, node: Node, cluster: ClusterLink) -> pb.WhereReply:
+    """Ask all members of the cluster how much of a dataset each holds."""
+    found = cluster.holders(dataset.extent_ids)
+    report = cluster.report
+    own = bytes(node.where(extent) is not None for extent in dataset.extent_ids)
+    nodes = []
+    for row in report.rows:
+        me = row.name == report.me
+        held = own if me else found.held.get(row.name)
+        message = pb.NodeHolding(name=row.name, address=row.address, zone=row.zone, me=me)
+        if held is None:
+            message.why = found.failed.get(row.name) or row.why or f"it is {row.state}"
+        else:
+            sizes = [size for size, here in zip(dataset.sizes, held) if here]
+            message.resident_bytes, message.resident_extents = sum(sizes), len(sizes)
+        nodes.append(message)
+    nodes.sort(key=lambda each: (bool(each.why), -each.resident_bytes, each.name))
+    return pb.WhereReply(dataset=dataset_message(dataset), nodes=nodes)

@@ -84,9 +84,7 @@ class Fill:
         if home is None:  # of a reader that claims nothing
             yield self._tell_failed(NotFound("the dataset is not open any more; open it again"), retry=False)
             return
-        dataset, index = (
-            home  # the fill keeps the catalog: all readers may leave, and the dataset be unloaded
-        )
+        dataset, index = home  # kept by the fill: all readers may leave, and the dataset be unloaded
         size_bytes = dataset.sizes[index]
         try:
             target: int = yield Step(
@@ -175,13 +173,14 @@ class Fill:
             return (yield from self._from_tier(self.command.from_tier, dataset, target))
         if (preparer := self.command.preparer) is not None:
             make = partial(self._parts.preparers.make, preparer, index, dataset.sizes[index], target)
-            made: jobs.JobDone = yield Step(lambda then, _: make(then))
-            return self._written(made)
-        if shared is None:
-            return self._written(
-                (yield from self._from_source(dataset, jobs.FetchJob(dataset.id, index), target, None))
-            )
-        return self._written((yield from self._from_cluster(dataset, index, target, shared)))
+            done: jobs.JobDone = yield Step(lambda then, _: make(then))
+        elif shared is None:
+            done = yield from self._from_source(dataset, jobs.FetchJob(dataset.id, index), target, None)
+        else:
+            done = yield from self._from_cluster(dataset, index, target, shared)
+        if done.code == TierFailed.code:  # of the tier that it was written to
+            self._parts.checks.suspect(self._tier_name, TierFailed(done.message))
+        return _checked(done)
 
     def _from_tier(self, origin: TierName, dataset: ServedDataset, target: int) -> Steps[jobs.JobDone]:
         self.reads = origin
@@ -331,12 +330,6 @@ class Fill:
             self._parts.fillers.submit(job, descriptors, answered, tiers)
 
         return Step(begin)
-
-    def _written(self, done: jobs.JobDone) -> jobs.JobDone:
-        """Check the result of a job that only writes to a tier of this node."""
-        if done.code == TierFailed.code:
-            self._parts.checks.suspect(self._tier_name, TierFailed(done.message))
-        return _checked(done)
 
     def _holes_of(self, done: jobs.JobDone) -> CopyHoles:
         """The holes that the fill reports, or those of the copy that it was filled from."""

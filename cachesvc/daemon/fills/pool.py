@@ -68,9 +68,6 @@ class _Filler:
         return any(tier in each.tiers for each in self.waiting.values())
 
 
-def _ignore(_: jobs.Answer) -> None: ...
-
-
 class OomKills:
     """Compares the kernel's count of kills with the previous count; the kernel counts a kill before its process is dead."""
 
@@ -214,7 +211,7 @@ class FillerPool:
             for number, waiting in filler.waiting.items():
                 if tier not in waiting.tiers:
                     others.append(waiting)
-                    filler.waiting[number] = _WaitingJob(_ignore, (), waiting.since)
+                    filler.waiting[number] = _WaitingJob(lambda _: None, (), waiting.since)
         for waiting in others:
             waiting.answered(jobs.JobDone(SourceUnavailable.code, message, retry=True))
 

@@ -15,9 +15,6 @@ from cachesvc.core.errors import CacheError
 _T = TypeVar("_T")
 
 
-def _ignore(_: object) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Step(Generic[_T]):
     """A call. `begin(then, otherwise)` makes it and later calls one of the two once, perhaps before it returns.
@@ -26,7 +23,7 @@ class Step(Generic[_T]):
     """
 
     begin: Callable[[Callable[[_T], None], Callable[[CacheError], None]], None]
-    discard: Callable[[_T], None] = _ignore
+    discard: Callable[[_T], None] = lambda _: None
 
 
 Steps: TypeAlias = Generator[Step[Any], Any, _T]

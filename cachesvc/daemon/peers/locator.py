@@ -12,7 +12,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import grpc
 
@@ -135,8 +135,9 @@ class Locator:
         except CALL_ERRORS as error:
             if isinstance(error, grpc.RpcError):
                 self._members.failed(node, reason(error))
-            for each in batch:
-                self._queue(_Pending(each.question, each.nodes[1:], each.done))
+            for each in batch:  # a stand-in may know the node as a holder
+                question = replace(each.question, left_out=(*each.question.left_out, node))
+                self._queue(_Pending(question, each.nodes[1:], each.done))
             return
         self._conclude(batch, answers, recent)
 

@@ -88,6 +88,19 @@ class Relays:
         except grpc.RpcError as error:
             raise _typed(error, row) from None
 
+    def relayed(
+        self, asked: pb.NodeCall, own_user: bool, context: grpc.ServicerContext
+    ) -> Iterator[pb.NodeAnswer]:
+        """Yield the answers to a client's call, which ends when the client leaves. Raises as `call`."""
+
+        def began(call: Any) -> None:
+            if not context.add_callback(call.cancel):
+                call.cancel()
+
+        left_s = time_left(context)
+        for each in self.call(asked.node, asked.method, asked.request, own_user, left_s, began):
+            yield pb.NodeAnswer(reply=each)
+
     def _answering(self, node: str) -> NodeRow:
         rows = self._rows(node)
         if not rows:

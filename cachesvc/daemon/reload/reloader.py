@@ -18,6 +18,7 @@ from cachesvc.core.model import TierName
 from cachesvc.daemon.access.path_lookups import Lookups
 from cachesvc.daemon.access.quotas import Quotas
 from cachesvc.daemon.access.tenants import Tenants
+from cachesvc.daemon.access.tls import file_mark
 from cachesvc.daemon.claims import DatasetClaims
 from cachesvc.daemon.datasets import Datasets
 from cachesvc.daemon.disks.budgets import Budgets, MemoryPressure
@@ -148,15 +149,7 @@ def _message(stderr: bytes) -> str:
 
 def marks(origin: Origin) -> tuple[object, ...]:
     """Return what changes when one of the files does, also when a link to it is replaced, as in a ConfigMap."""
-    return tuple(map(_mark, origin.files))
-
-
-def _mark(path: str) -> object:
-    try:
-        found = os.stat(path)
-    except OSError as error:
-        return error.errno
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return tuple(map(file_mark, origin.files))
 
 
 LIVE = {

@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from ipaddress import ip_address
 from urllib.parse import unquote
 
 from aiohttp import web
@@ -16,6 +15,7 @@ from cachesvc.daemon.access.tenants import Peer
 from cachesvc.gateway.s3 import signature
 from cachesvc.gateway.s3.errors import S3Error
 from cachesvc.gateway.s3.keys import Keys
+from cachesvc.sources.web.client import is_address
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,62}")
 MAX_KEY_BYTES = 1024
@@ -67,7 +67,7 @@ def place(path: str, host: str, hosts: Sequence[str]) -> tuple[str, str]:
         raise S3Error("InvalidURI", "the key is not UTF-8") from None
     name = re.sub(r":\d+$", "", host).lower()
     of_host = next((name[: -len(each) - 1] for each in hosts if name.endswith(f".{each}")), "")
-    if of_host and not _is_address(name):
+    if of_host and not is_address(name):
         bucket, key = of_host, plain
     else:
         bucket, _, key = plain.partition("/")
@@ -76,14 +76,6 @@ def place(path: str, host: str, hosts: Sequence[str]) -> tuple[str, str]:
     if len(key.encode()) > MAX_KEY_BYTES:
         raise S3Error("InvalidURI", f"a key has at most {MAX_KEY_BYTES} bytes")
     return bucket, key
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ip_address(name.strip("[]"))
-    except ValueError:
-        return False
-    return True
 
 
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")

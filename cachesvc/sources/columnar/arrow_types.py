@@ -279,7 +279,7 @@ def field_at(schema: Any, path: str) -> Any:
     return field
 
 
-def part_at(arrow: Any, schema: Any, column: Any, path: str) -> Any:
+def part_at(schema: Any, column: Any, path: str) -> Any:
     """Return the array of `field_at`, given a chunked array of its top-level column in a file's `schema`."""
     if path in schema.names:
         return column

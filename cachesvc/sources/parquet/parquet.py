@@ -207,7 +207,7 @@ class Footer:
                     continue
                 with self._readable():
                     table = file.reader.read_row_group(group.number, part.leaves(), use_threads=False)
-                    for chunk in part_at(self.arrow, self._stored_schema, table.column(0), field.name).chunks:
+                    for chunk in part_at(self._stored_schema, table.column(0), field.name).chunks:
                         writer.add(number, chunk, field.type)
         self.arrow.default_memory_pool().release_unused()
         return writer.extent(run.rows, run.size_bytes)

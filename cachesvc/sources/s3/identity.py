@@ -172,7 +172,8 @@ def sign_in(
     """Make a client and get credentials. The AWS environment and files stand in for empty fields of the section, and the
     instance's role for credentials. Raises InvalidInput for a wrong setting, SourceUnavailable when this process is at a
     limit."""
-    payer = {"x-amz-request-payer": "requester"} if section.requester_pays or _pays() else {}
+    pays = section.requester_pays or os.environ.get(_PAYER, "").lower() == "requester"
+    payer = {"x-amz-request-payer": "requester"} if pays else {}
     plain = Config(
         connect_timeout=CONNECT_S,
         read_timeout=SILENCE_S,
@@ -210,11 +211,6 @@ def sign_in(
 
 def _wants_no_signature() -> bool:
     return os.environ.get(_NO_SIGN, "").lower() in ("yes", "true", "1")
-
-
-def _pays() -> bool:
-    """Tell whether this account pays for its requests."""
-    return os.environ.get(_PAYER, "").lower() == "requester"
 
 
 @cache

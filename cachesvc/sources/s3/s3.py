@@ -248,7 +248,8 @@ class S3Source:
                 receive_body(connection, response, into, received)
                 if b"Accept-Encoding" in request and "content-encoding" in response.headers:
                     self._ask_for_stored = True
-                if len(into) == version.size_bytes and not _in_directory_bucket(version):
+                # The tags of a directory bucket are no MD5.
+                if len(into) == version.size_bytes and not bucket.endswith(DIRECTORY_BUCKET):
                     self._checksums.check(version, response.headers, (into,))
             except CacheError as error:
                 error.received_bytes = connection.received_bytes - before
@@ -354,11 +355,6 @@ def prepare_s3() -> None:
             service_data().load_data(name)
         for kind in ("service-2", "endpoint-rule-set-1"):
             service_data().load_service_model("s3", kind)
-
-
-def _in_directory_bucket(version: ObjectVersion) -> bool:
-    """Tell whether the object lies in a directory bucket, whose tags are no MD5."""
-    return split_uri(version.uri)[0].endswith(DIRECTORY_BUCKET)
 
 
 def _code(body: bytes) -> str:

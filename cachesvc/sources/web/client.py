@@ -92,14 +92,15 @@ def redirected(url: str, response: Response) -> str:
     there = urljoin(url, location)
     before, after = urlsplit(url), urlsplit(there)
     same_host = after.hostname == before.hostname and after.scheme in (before.scheme, "https")
-    if not same_host and (after.scheme != "https" or _is_address(after.hostname or "")):
+    if not same_host and (after.scheme != "https" or is_address(after.hostname or "")):
         raise NotAllowed(f"{url} redirects to another host without TLS, {after.scheme}://{after.netloc}")
     return there
 
 
-def _is_address(host: str) -> bool:
+def is_address(host: str) -> bool:
+    """Tell whether a host is an IP address, perhaps in brackets."""
     try:
-        ip_address(host)
+        ip_address(host.strip("[]"))
     except ValueError:
         return False
     return True

@@ -87,10 +87,12 @@ class HubSource:
         for _ in range(2):  # a signed URL may have expired
             url, fresh = self._place(version.uri, repository, sha, path, oid)
             if url:
-                with self._client.get(url, headers | self._login(url)) as (response, connection):
+                login = self._headers if url.startswith(f"{self.endpoint}/") else {}  # none for its storage
+                with self._client.get(url, headers | login) as (response, connection):
                     if response.status == 403 and not fresh:
                         connection.read_error(response)
-                        self._forget(sha, path)
+                        with self._lock:
+                            self._signed.pop((sha, path), None)
                         continue
                     self._receive(version, offset, into, received, response, connection, "")
             else:
@@ -147,14 +149,6 @@ class HubSource:
                 self._signed.clear()
             self._signed[sha, path] = url
         return url, True
-
-    def _login(self, url: str) -> dict[str, str]:
-        """Return the token's header for a URL of the hub itself; none for its storage."""
-        return self._headers if url.startswith(f"{self.endpoint}/") else {}
-
-    def _forget(self, sha: str, path: str) -> None:
-        with self._lock:
-            self._signed.pop((sha, path), None)
 
     def _receive(
         self,

@@ -83,7 +83,7 @@ class Cluster:
         found = self._directory.lookup(
             name, fill.extent, self._now, fill.search.failed, left_out, late=fill.search.late
         )
-        if found.node != SOURCE and not health.begin(found.node, self._now):
+        if not health.begin(found.node, self._now) and found.node not in (SOURCE, *left_out):
             return self._ask(name)
         if found.node == SOURCE and SOURCE in (*fill.search.late, *left_out):
             return self._help(name, fill)

@@ -12,8 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from cachesvc.core.errors import StateMismatch
-from loader.job.iteration_ends import IterationEnds
-from loader.job.rank_drift import RankPosition
+from loader.job.rank_drift import IterationEnds, RankPosition
 from loader.job.store import JobStore
 from tests.support import datasets
 from tests.support.training.ranks import Job

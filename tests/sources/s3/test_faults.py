@@ -190,7 +190,7 @@ def test_a_stalled_read_is_hedged_and_the_winner_is_whole(
     reading.join(timeout=WAIT_S)
     assert not reading.is_alive()
     assert bytes(into) == DATA[99:1099]
-    assert patient.counters.hedge_wins == 1
+    assert patient.counters.hedges == 1
     assert patient.counters.requests == 65
     patient.close()
 

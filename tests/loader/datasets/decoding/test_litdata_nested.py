@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loader.datasets.decoding.litdata_nested import decode_nested
+from loader.datasets.decoding.litdata_values import decode_nested
 
 pytestmark = pytest.mark.pure
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loader.batches.buffer_pool import MAX_WASTE, BufferPool
+from loader.workers.threads import MAX_WASTE, BufferPool
 from testbed import WAIT_S
 
 
