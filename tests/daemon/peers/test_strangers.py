@@ -29,7 +29,15 @@ def test_the_port_of_calls_bounds_its_connections(tmp_path: Path) -> None:
     tls = Tls(*(str(tmp_path / name) for name in ("a.pem", "a.key", "ca.pem")))
     owned = OwnedExtents("a", lambda extents, later, without_source=False: set())
     servicer = PeersServicer(
-        owned, pb.HelloReply, lambda *_: None, lambda _: None, lambda *_: None, bool, lambda _: b""
+        owned,
+        pb.HelloReply,
+        lambda *_: None,
+        lambda _: None,
+        lambda *_: None,
+        bool,
+        lambda _: b"",
+        lambda *_: iter(()),
+        lambda *_: (b"", False),
     )
     address = f"127.0.0.1:{port}"
     server = serve_calls(servicer, address, tls, connections=1)
