@@ -9,6 +9,7 @@ import socket
 import sys
 
 from cachesvc.__main__ import run
+from cachesvc.daemon.parent.child_processes import launch_daemon
 from cachesvc.daemon.parent.messages import Given, Program
 from cachesvc.daemon.processes.spawn import channel_pair
 from cachesvc.daemon.serve import run_daemon
@@ -17,7 +18,9 @@ log = logging.getLogger(__name__)
 
 
 def fork_daemon(program: Program, given: Given, lock: int) -> tuple[int, socket.socket]:
-    """Fork a daemon. See `Launch`."""
+    """Fork a daemon, or start that of another interpreter as users do. See `Launch`."""
+    if program.executable != sys.executable:
+        return launch_daemon(program, given, lock)
     ours, theirs = channel_pair()
     if pid := os.fork():
         theirs.close()

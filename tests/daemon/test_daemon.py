@@ -314,7 +314,7 @@ def test_a_pin_survives_a_kill_until_it_is_removed(daemon: Daemon, uri: str, dat
     (daemon.root / "state" / "pins.json").write_text("[not json")
     daemon.start()
     assert pinned() == []
-    assert "the pins cannot be read" in daemon.log
+    assert "a file of the state directory cannot be read" in daemon.log
 
 
 def test_pins_that_cannot_be_read_are_not_overwritten(daemon: Daemon, uri: str, data: bytes) -> None:
