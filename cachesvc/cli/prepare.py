@@ -38,6 +38,12 @@ def _shard(text: str) -> tuple[int, int]:
 )
 @click.option("--name", default="", help="The prepare_name= of open_dataset.")
 @click.option(
+    "--max-bytes",
+    type=options.SIZE,
+    default=0,
+    help="The prepare_max_bytes of open_dataset, for samples of unlike shapes.",
+)
+@click.option(
     "--shard",
     type=options.Parsed("i/n", _shard),
     help="Prepare one of N equal shares, I from 0 on, as a task of a Slurm array or an Indexed Job does.",
@@ -52,6 +58,7 @@ def prepare(
     uri: str,
     function: str,
     name: str,
+    max_bytes: int,
     shard: tuple[int, int] | None,
     workers: int | None,
     dry_run: bool,
@@ -73,6 +80,7 @@ def prepare(
         "uri": resolve.absolute_uri(uri),
         "function": function,
         "name": name,
+        "max_bytes": max_bytes,
         "workers": 0 if dry_run else count,
         "given": {key: value for key, value in given.items() if value},
     }
@@ -84,7 +92,9 @@ def prepare(
         dataset = DatasetId(found["dataset"])
         part = None
         if shard is not None:
-            part, found["samples"], found["size_bytes"] = _share(dataset, *shard, control.directory)
+            size_bytes = found["size_bytes"] / found["samples"]
+            part, found["samples"] = _share(dataset, *shard, control.directory)
+            found["size_bytes"] = round(size_bytes * found["samples"])
         seconds = found["samples"] * found["sample_s"]
         output.report(
             json,
@@ -92,7 +102,7 @@ def prepare(
             f" it takes {output.duration(seconds)} of a core, {output.duration(seconds / count)} on {count}",
             {"event": "estimated", "target": target, "saved_core_s": round(seconds, 3)} | found,
         )
-        if part is None:
+        if part is None and not max_bytes:
             fill(control, dataset, target, True, json)
         else:
             _check_room(control, dataset, found["size_bytes"], target, json)
@@ -105,9 +115,9 @@ def prepare(
     return 0
 
 
-def _share(dataset: DatasetId, shard: int, shards: int, directory: str) -> tuple[tuple[Leaf, Ints], int, int]:
-    """Return the extents of a shard, its samples and its bytes. The extents follow one another, so that shards share few
-    source extents."""
+def _share(dataset: DatasetId, shard: int, shards: int, directory: str) -> tuple[tuple[Leaf, Ints], int]:
+    """Return the extents of a shard, and its samples. The extents follow one another, so that shards share few source
+    extents."""
     import numpy as np
 
     from cachesvc.saved_runs.catalogs import catalog_of
@@ -119,12 +129,11 @@ def _share(dataset: DatasetId, shard: int, shards: int, directory: str) -> tuple
     count = len(catalog.extent_sizes)
     begin, end = (count * each // shards for each in (shard, shard + 1))
     samples = int(catalog.extent_first[end] - catalog.extent_first[begin])
-    part = Leaf(source, catalog, None), np.arange(begin, end)
-    return part, samples, int(catalog.extent_sizes[begin:end].sum())
+    return (Leaf(source, catalog, None), np.arange(begin, end)), samples
 
 
 def _check_room(control: Control, dataset: DatasetId, size_bytes: int, target: str, as_json: bool) -> None:
-    """Say whether a shard of `size_bytes` fits, whose extents may be resident already. Raises OutOfSpace."""
+    """Say whether `size_bytes` of a dataset fit, which may be resident already. Raises OutOfSpace."""
     (whole,) = control.prefetch(dataset, dry_run=True)
     room = whole.size_bytes - whole.unfit_bytes
     unfit = max(0, size_bytes - room)
@@ -142,5 +151,5 @@ def _check_room(control: Control, dataset: DatasetId, size_bytes: int, target: s
     if unfit:
         raise OutOfSpace(
             f"{target} does not fit: {unfit:,} bytes of {size_bytes:,} have no room; give the daemon more --ram or"
-            " --nvme, or take more shards"
+            " --nvme, or prepare shards on more nodes"
         )

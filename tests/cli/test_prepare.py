@@ -12,7 +12,7 @@ import pytest
 from cachesvc.__main__ import run
 from loader import DataLoader, open_dataset
 from testbed.node import Daemon
-from tests.loader.prepare.pictures import COUNT, calls, half, write_pictures
+from tests.loader.prepare.pictures import COUNT, SPELLED_BYTES, calls, half, write_pictures
 
 WITH = ["--with", "tests.loader.prepare.pictures:half", "--workers", "2", "--json"]
 
@@ -72,6 +72,19 @@ def test_shards_prepare_each_sample_once_together(daemon: Daemon, tmp_path: Path
 @pytest.mark.parametrize("shard", ["3", "3/3", "-1/3", "a/b", "0/0"])
 def test_no_shard_is_a_usage_error(shard: str) -> None:
     assert run(["prepare", "/data", *WITH, "--shard", shard]) == 2
+
+
+@pytest.mark.slow
+def test_uneven_samples_are_estimated_by_the_first_ones_and_prepared(
+    daemon: Daemon, tmp_path: Path, capsys: Any
+) -> None:
+    uneven = ["--with", "tests.loader.prepare.pictures:spelled", "--max-bytes", str(SPELLED_BYTES), "--json"]
+    assert run(["prepare", str(tmp_path / "data"), *uneven, "--workers", "2"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    (estimated,) = (row for row in rows if row.get("event") == "estimated")
+    (done,) = (row for row in rows if row.get("event") == "prefetched")
+    assert done["resident_bytes"] == done["size_bytes"] < COUNT * SPELLED_BYTES
+    assert 0.9 < estimated["size_bytes"] / done["size_bytes"] < 1.1
 
 
 @pytest.mark.slow
