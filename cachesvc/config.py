@@ -132,6 +132,8 @@ class ClusterSettings:
     """The name in the certificate of all members; "": each has one for its own host."""
     compared_share: float | None = None
     """The part of the extents from other nodes that is compared with the source; None: 1 % by all nodes together."""
+    drain_on_stop_s: float = 0.0
+    """How long a daemon that stops hands on what it alone holds, before it leaves for good; 0: it says goodbye only."""
 
 
 @dataclass(frozen=True, slots=True)

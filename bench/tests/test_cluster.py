@@ -30,6 +30,7 @@ def test_two_nodes_fetch_once(tmp_path: Path, server: SeaweedFS) -> None:
     assert len(told) == 1
 
 
+@pytest.mark.slow
 def test_a_cluster_that_does_not_start_is_a_row_that_failed(tmp_path: Path, server: SeaweedFS) -> None:
     def wrong(cluster: Cluster, node: Node) -> Sequence[str]:
         return ["--absent"]

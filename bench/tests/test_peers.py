@@ -49,6 +49,7 @@ def job(peer: str, kind: Kind, raw: Path, folder: Path) -> Job:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", corpus.KINDS)
 @pytest.mark.parametrize("name", HERE)
 def test_every_peer_delivers_each_sample_once(name: str, kind: Kind, raw: Path, tmp_path: Path) -> None:
@@ -125,6 +126,7 @@ def test_tables_show_rates_and_failures() -> None:
     assert len(widths) == 1
 
 
+@pytest.mark.slow
 def test_pictures_are_jpegs_of_the_stated_sizes() -> None:
     files, again = (list(pictures.jpegs(np.random.default_rng(7), 40)) for _ in range(2))
     assert files == again

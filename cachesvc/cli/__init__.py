@@ -26,7 +26,7 @@ EXIT_CODES = "\b\nExit codes:\n" + "\n".join(
         (7, "the source is unavailable"),
         (8, "out of space: it does not fit"),
         (9, "a cache directory fails"),
-        (10, "no daemon answers"),
+        (10, "no daemon answers; --cluster: a member does not"),
         (11, "deadline exceeded"),
         (12, "state mismatch"),
         (13, "another rank failed"),
@@ -47,6 +47,7 @@ TASKS: dict[str, dict[str, str]] = {
         "reload": "datasets:reload",
         "bypass": "datasets:bypass",
         "stop": "stop:stop",
+        "drain": "drain:drain",
         "doctor": "doctor:doctor",
     },
     "Look at it": {
@@ -59,6 +60,8 @@ TASKS: dict[str, dict[str, str]] = {
     },
     "Keep data": {
         "prefetch": "prefetch:prefetch",
+        "prefetches": "prefetches:prefetches",
+        "cancel": "prefetches:cancel",
         "prepare": "prepare:prepare",
         "ls": "datasets:list_datasets",
         "pin": "datasets:pin",

@@ -10,7 +10,11 @@
 # stays as it is. Daemons use replaced files from the next connection on.
 set -euo pipefail
 umask 077
-name=${1:?the name in the certificates is missing}
+if [[ ${1:--} == -* ]]; then
+    sed -n '2,/^set/{/^set/d;s/^# \?//p}' "$0" >&2
+    exit 2
+fi
+name=$1
 shift
 days=${DAYS:-365}
 ca_key=ca.key

@@ -128,6 +128,7 @@ def _values(found: Settings, context: click.Context) -> dict[str, object]:
             "rejoin-grace": member.rejoin_grace_s,
             "cluster-wait": member.wait_s,
             "peer-bandwidth": _size(member.bytes_per_s),
+            "drain-on-stop": f"{member.drain_on_stop_s:g}s",
             "compare-peers": "" if member.compared_share is None else member.compared_share,
             "tls-name": member.tls_name,
         }

@@ -106,6 +106,8 @@ def _text(value: object, option: click.Option) -> str:
         raise InvalidInput('write a file mode as text: "660"')
     if not number and not isinstance(value, str):
         raise InvalidInput(f"{value!r} is neither text nor a number")
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))  # Helm writes the number 4 as 4.0
     return str(value)
 
 

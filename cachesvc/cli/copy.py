@@ -68,7 +68,7 @@ def cat(uris: tuple[str, ...], part: range | None, socket: str | None, json: boo
 @click.argument("folder", metavar="DIR")
 @options.daemon
 def cp(uri: str, folder: str, socket: str | None, json: bool) -> int:
-    """Copy an object, or all that lies below a prefix, into a folder.
+    """Copy an object, or all below a prefix, into a folder.
 
     They are read through the daemon, or without one from their source, as CACHESVC says. A file appears under its name once
     it is whole, in place of one that is there. Hidden files below a prefix are left out.

@@ -16,7 +16,7 @@ from cachesvc import config
 from cachesvc.cli import config_file, output
 from cachesvc.cli.serve import serve, settings_of
 from cachesvc.client.control import Control, find_daemon
-from cachesvc.core.errors import CacheError
+from cachesvc.core.errors import CacheError, DaemonUnavailable
 from cachesvc.core.safe_text import redacted
 from cachesvc.system.memory import allowed_bytes
 
@@ -75,11 +75,11 @@ def _asked(settings: config.Settings, endpoint: str, typed: bool) -> Iterator[Fi
     from cachesvc.cli.doctor_checks import Finding, Level
 
     of_socket = list(doctor_checks.socket(settings.socket_dir))
-    answers = of_socket[-1].check == "daemon" and of_socket[-1].level is not Level.FAIL
     here, level = "no daemon answers", Level.OK
-    if answers and typed:
+    listens = of_socket[-1].check == "daemon"
+    if listens and typed:
         here = "with the options given; without options the daemon is asked"
-    elif answers:
+    elif listens:
         try:
             with Control(settings.socket_dir) as control:
                 found = control.examine()
@@ -88,6 +88,8 @@ def _asked(settings: config.Settings, endpoint: str, typed: bool) -> Iterator[Fi
             for each in found:
                 yield Finding(each.check, Level(each.level), each.text, each.mend)
             return
+        except DaemonUnavailable:
+            pass  # a dead one's socket, as `of_socket` says
         except CacheError as error:
             here, level = str(error), Level.WARN
     yield Finding("asked", level, f"this shell: {here}")

@@ -357,6 +357,13 @@ cluster_settings = _together(
         "  [default: 0.01, divided by the number of other nodes]",
     ),
     setting(
+        "--drain-on-stop",
+        type=DURATION,
+        metavar="TIME",
+        help="On SIGTERM, hand on what this node alone holds, for so long, and leave for good, as `cachesvc drain` does;"
+        " 0: only say goodbye.  [default: 0]",
+    ),
+    setting(
         "--tls-name", metavar="NAME", help="Name in the one certificate that all nodes of the cluster use."
     ),
 )

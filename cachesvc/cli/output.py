@@ -10,6 +10,8 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cachesvc.core.errors import CacheError, OutOfSpace
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from cachesvc.v1 import cachesvc_pb2 as pb
-from dataclasses import dataclass
 
 COLUMNS = 1000
 """Width of tables, and of all output that does not go to a terminal: their lines are never folded."""
@@ -28,6 +29,7 @@ LINES = 25
 """Given with the width: with one of the two, rich takes 80 columns on a terminal of type dumb."""
 MAX_NOTES = 8
 """Notes of one dataset that are printed."""
+_node: ContextVar[str] = ContextVar("node", default="")
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -38,6 +40,25 @@ def console(to_stderr: bool = False, folded: bool = True) -> Console:
     stream = sys.stderr if to_stderr else sys.stdout
     size = (None, None) if folded and stream.isatty() else (COLUMNS, LINES)
     return Console(file=stream, width=size[0], height=size[1], highlight=False, emoji=False)
+
+
+@contextmanager
+def of_node(name: str) -> Iterator[None]:
+    """Have each line of this block and thread begin with the name of a node, and each JSON object have it as `node`."""
+    token = _node.set(name)
+    try:
+        yield
+    finally:
+        _node.reset(token)
+
+
+def is_of_node() -> bool:
+    """Tell whether what is printed now is of one of several nodes."""
+    return bool(_node.get())
+
+
+def _named(text: str) -> str:
+    return f"{_node.get()}: {text}" if _node.get() else text
 
 
 @contextmanager
@@ -61,7 +82,7 @@ def written() -> Iterator[None]:
 def say(text: str) -> None:
     """Print one result line for a person. Raises the errors of `written`."""
     with written():
-        console().print(text, markup=False, soft_wrap=True)
+        console().print(_named(text), markup=False, soft_wrap=True)
 
 
 def complain(error: CacheError, as_json: bool = False) -> None:
@@ -70,14 +91,15 @@ def complain(error: CacheError, as_json: bool = False) -> None:
     if as_json:
         emit({"error": message, "code": error.code}, to_stderr=True)
         return
-    sys.stderr.write(f"cachesvc: {printable(message)}\n")
+    sys.stderr.write(f"cachesvc: {printable(_named(message))}\n")
     sys.stderr.flush()
 
 
 def emit(row: Mapping[str, Any], to_stderr: bool = False) -> None:
     """Print one JSON object on one line, and flush. Raises the errors of `written`."""
     with nullcontext() if to_stderr else written():
-        print(json.dumps(row), file=sys.stderr if to_stderr else sys.stdout, flush=True)
+        named = {**row, "node": _node.get()} if _node.get() else row
+        print(json.dumps(named), file=sys.stderr if to_stderr else sys.stdout, flush=True)
 
 
 def report(as_json: bool, text: str, row: Mapping[str, Any]) -> None:
@@ -185,7 +207,7 @@ def print_notes(notes: Sequence[str], as_json: bool) -> None:
         if as_json:
             emit({"warning": line}, to_stderr=True)
         else:
-            sys.stderr.write(f"warning: {printable(line)}\n")
+            sys.stderr.write(f"warning: {printable(_named(line))}\n")
             sys.stderr.flush()
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import secrets
+import threading
 import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from cachesvc.cli import options, output, resolve
+from cachesvc.cli import members, options, output, resolve
 from cachesvc.cli.prefetch_part import RANKS, FreshRun, ahead, fill_parts, part_of, saved
 from cachesvc.cli.progress_bar import ProgressBar
 from cachesvc.cli.verify import check
@@ -50,6 +54,8 @@ if TYPE_CHECKING:
 @click.option(
     "--fraction", type=options.Number(0, 1), help="Fetch this part of the data, from its beginning."
 )
+@click.option("--detach", is_flag=True, help="Do not wait: `cachesvc prefetches` shows how far it is.")
+@members.option
 @options.daemon
 def prefetch(
     uris: tuple[str, ...],
@@ -71,6 +77,8 @@ def prefetch(
     no_shuffle: bool,
     where: str | None,
     fraction: float | None,
+    detach: bool,
+    cluster: bool,
     socket: str | None,
     json: bool,
     **given: Any,
@@ -87,48 +95,90 @@ def prefetch(
     if state is not None or steps is not None or where is not None or fraction is not None:
         if dry_run or verify_too or refresh:
             raise InvalidInput("--dry-run, --verify and --refresh are of whole datasets")
+        if cluster or detach:
+            raise InvalidInput("--cluster and --detach fetch whole datasets")
         if state is not None:
             parts = ahead(saved(state, name, catalogs, counts, ids, uris, socket), steps, world, rank_range)
         else:
             fresh = FreshRun(steps, global_batch, seed, nodes, not no_shuffle, world, rank_range)
             parts = [part_of(uris, wanted, where, fraction, fresh, socket, json)]
         return fill_parts(parts, socket, json)
+    if detach and (dry_run or verify_too):
+        raise InvalidInput("--dry-run and --verify wait for the answer; leave out --detach")
     if not uris:
         raise click.UsageError("give a URI, or the --state of a run")
     groups = [list(uris)] if together else [[uri] for uri in uris]
-    failure: CacheError | None = None
-    with Control(socket) as control:
-        for group in groups:
-            name = group[0] if len(group) == 1 else f"{group[0]} and {len(group) - 1} more"
-            try:
-                if options.is_dataset_id(group[0]) and len(group) == 1:
-                    dataset = resolve.by_id(control, group[0])
-                else:
-                    dataset = resolve.open_uris(control, group, wanted, json, refresh).id
-                fill(control, dataset, name, dry_run, json)
-                if verify_too and not dry_run:
-                    check(control, dataset, name, json)
-            except DaemonUnavailable:
-                raise
-            except CacheError as error:
-                # The other datasets are filled nevertheless; the first failure gives the exit code.
-                if failure is not None:
-                    output.complain(error, json)
-                failure = failure or error
-    if failure is not None:
-        raise failure
-    return 0
+    detached = {_named(group): secrets.token_hex(4) for group in groups}
+    with ProgressBar("prefetch", json) if cluster else nullcontext() as bar:
+        update = _summed(bar.update) if bar else None
+
+        def fill_groups(control: Control) -> None:
+            failure: CacheError | None = None
+            for group in groups:
+                name = _named(group)
+                try:
+                    if options.is_dataset_id(group[0]) and len(group) == 1:
+                        dataset = resolve.by_id(control, group[0])
+                    else:
+                        dataset = resolve.open_uris(control, group, wanted, json, refresh).id
+                    if detach:
+                        _detach(control, dataset, name, detached[name], json)
+                        continue
+                    fill(control, dataset, name, dry_run, json, update)
+                    if verify_too and not dry_run:
+                        check(control, dataset, name, json)
+                except DaemonUnavailable:
+                    raise
+                except CacheError as error:
+                    # The other datasets are filled nevertheless; the first failure gives the exit code.
+                    if failure is not None:
+                        output.complain(error, json)
+                    failure = failure or error
+            if failure is not None:
+                raise failure
+
+        return members.ask(socket, cluster, fill_groups, json)[0]
 
 
-def fill(control: Control, dataset: DatasetId, name: str, dry_run: bool, as_json: bool) -> None:
-    """Fill a dataset, or with `dry_run` say what that would do; raise the error that keeps it from being resident."""
+def _named(group: Sequence[str]) -> str:
+    return group[0] if len(group) == 1 else f"{group[0]} and {len(group) - 1} more"
+
+
+def _detach(control: Control, dataset: DatasetId, name: str, wanted: str, as_json: bool) -> None:
+    started = control.start_prefetch(dataset, wanted)
+    row = {"event": "started", "dataset": dataset, "target": name, "prefetch": started}
+    output.report(as_json, f"{name} ({dataset}): prefetch {started} is under way", row)
+
+
+def _summed(update: Callable[[int, int], None]) -> Callable[[int, int], None]:
+    """Return a function that reports the sums of what all threads gave it last."""
+    lock, latest = threading.Lock(), dict[int, tuple[int, int]]()
+
+    def sum_up(done: int, total: int) -> None:
+        with lock:
+            latest[threading.get_ident()] = (done, total)
+            update(*map(sum, zip(*latest.values())))
+
+    return sum_up
+
+
+def fill(
+    control: Control,
+    dataset: DatasetId,
+    name: str,
+    dry_run: bool,
+    as_json: bool,
+    update: Callable[[int, int], None] | None = None,
+) -> None:
+    """Fill a dataset, or with `dry_run` say what that would do; raise the error that keeps it from being resident.
+    `update` gets the bytes done and of the dataset; without it there is a bar."""
     started = time.monotonic()
     reply: pb.PrefetchReply | None = None
     before_bytes = 0
     with ProgressBar("prefetch", as_json) as progress:
         for reply in control.prefetch(dataset, dry_run):
             before_bytes = before_bytes or reply.source_bytes
-            progress.update(reply.resident_bytes + reply.cluster_bytes, reply.size_bytes)
+            (update or progress.update)(reply.resident_bytes + reply.cluster_bytes, reply.size_bytes)
     if reply is None:
         raise CacheError("the daemon ended the prefetch without an answer; see its log")
     took_s = time.monotonic() - started

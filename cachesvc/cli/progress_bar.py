@@ -1,5 +1,5 @@
 """Shows progress: a bar on a terminal, which is gone at the end; else at most one line a second on stderr, where something
-changed; or JSON on stdout."""
+changed; or JSON on stdout. Nothing for one of several nodes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
         self._first_done: int | None = None
         self._told: tuple[int, int] | None = None
         self._bar: Progress | None = None
-        self._quiet = output.is_quiet()
+        self._quiet = output.is_quiet() or output.is_of_node()
 
     def __enter__(self) -> ProgressBar:
         if not self._json and not self._quiet and sys.stderr.isatty():

@@ -60,9 +60,16 @@ def all_versions(control: Control, target: str, options: Options) -> list[Datase
     """Return every version of a URI that the daemon knows, old ones included; where it knows none, the current one."""
     if is_dataset_id(target):
         return [by_id(control, target)]
+    return known_versions(control, target) or [current_version(control, target, options)]
+
+
+def known_versions(control: Control, target: str) -> list[DatasetId]:
+    """Return every version of a URI that the daemon knows, or the datasets whose ids begin with an id's digits."""
+    rows = [row.dataset for row in control.list()]
+    if is_dataset_id(target):
+        return [DatasetId(row.id) for row in rows if row.id.startswith(target)]
     wanted = _bare(redacted(absolute_uri(target)))
-    known = [DatasetId(row.dataset.id) for row in control.list() if _bare(row.dataset.uri) == wanted]
-    return known or [current_version(control, target, options)]
+    return [DatasetId(row.id) for row in rows if _bare(row.uri) == wanted]
 
 
 def absolute_uri(uri: str) -> str:

@@ -28,6 +28,7 @@ _OF_CLUSTER = {
     "cluster_wait": "wait_s",
     "peer_bandwidth": "bytes_per_s",
     "compare_peers": "compared_share",
+    "drain_on_stop": "drain_on_stop_s",
     "tls_name": "tls_name",
 }
 """Options that need --cluster, and the fields of `ClusterSettings` that they set."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import click
 
-from cachesvc.cli import options, output
+from cachesvc.cli import members, options, output
 from cachesvc.cli.nodes import say_warnings
 from cachesvc.client.control import Control
+from cachesvc.core.model import RAM
 
 if TYPE_CHECKING:
     from cachesvc.v1 import cachesvc_pb2 as pb
@@ -34,11 +35,29 @@ HEADS = [
 ]
 
 
+NODE_HEADS = [
+    "node~",
+    "up>?",
+    "readers>",
+    "fills>?",
+    "ram>",
+    "nvme>",
+    "datasets>",
+    "source>?",
+    "peers>?",
+    "release?",
+    "",
+]
+
+
 @click.command()
+@members.option
 @options.wide
 @options.daemon
-def status(wide: bool, socket: str | None, json: bool) -> int:
+def status(cluster: bool, wide: bool, socket: str | None, json: bool) -> int:
     """Show the daemon's tiers, datasets and counters."""
+    if cluster:
+        return _of_members(socket, wide, json)
     with Control(socket) as control:
         reply = control.status()
     if json:
@@ -75,6 +94,44 @@ def status(wide: bool, socket: str | None, json: bool) -> int:
     ]:
         output.table(["dataset~", *output.EPOCH_HEADS], epochs, wide)
     return 0
+
+
+def _of_members(socket: str | None, wide: bool, json: bool) -> int:
+    code, found = members.ask(socket, True, Control.status, json)
+    if json:
+        for node, reply in found.items():
+            with output.of_node(node):
+                output.emit(output.plain(reply))
+    else:
+        output.table(NODE_HEADS, [_node(*each) for each in found.items()], wide)
+    return code
+
+
+def _node(name: str, reply: pb.StatusReply) -> list[str]:
+    nvme = [tier for tier in reply.tiers if tier.name != RAM]
+    troubles = [f"{tier.name} {trouble}" for tier in reply.tiers if (trouble := output.tier_trouble(tier))]
+    return [
+        name,
+        output.duration(reply.uptime_s),
+        f"{reply.readers:,}",
+        f"{reply.fills_running:,}",
+        _used([tier for tier in reply.tiers if tier.name == RAM]),
+        _used(nvme),
+        f"{len(reply.datasets):,}",
+        output.size(reply.sources.bytes),
+        output.size(reply.cluster.received_bytes),
+        reply.version,
+        "; ".join([*(["bypassed"] if reply.bypassed else []), *troubles]),
+    ]
+
+
+def _used(tiers: Sequence[pb.TierStatus]) -> str:
+    budget_bytes = sum(tier.budget_bytes for tier in tiers)
+    if not budget_bytes:
+        return "-"
+    return (
+        f"{output.share(sum(tier.used_bytes for tier in tiers), budget_bytes)} of {output.size(budget_bytes)}"
+    )
 
 
 def _by_use(rows: Iterable[pb.DatasetStatus]) -> list[pb.DatasetStatus]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from cachesvc.cli import options, output, resolve
+from cachesvc.cli import members, options, output
 from cachesvc.client.control import Control
 from cachesvc.core.errors import CacheError, CorruptData
 from cachesvc.core.model import DatasetId
@@ -15,23 +16,26 @@ from cachesvc.core.model import DatasetId
 
 @click.command()
 @click.argument("name", metavar="URI|ID", shell_complete=options.known_uris)
+@members.option
 @options.dataset
 @options.daemon
-def verify(name: str, socket: str | None, json: bool, **given: Any) -> int:
+def verify(name: str, cluster: bool, socket: str | None, json: bool, **given: Any) -> int:
     """Check a dataset's resident extents against their checksums.
 
     A corrupt extent, or one whose file is gone, is dropped and filled again when it is needed; the exit code is then 5.
     """
-    failure: CacheError | None = None
-    with Control(socket) as control:
-        for dataset in resolve.all_versions(control, name, options.dataset_options(given)):
+
+    def verify(control: Control, versions: Sequence[DatasetId]) -> None:
+        failure: CacheError | None = None
+        for dataset in versions:
             try:
                 check(control, dataset, name, json)
             except CorruptData as error:
                 failure = error
-    if failure is not None:
-        raise failure
-    return 0
+        if failure is not None:
+            raise failure
+
+    return members.run_versions(socket, cluster, name, options.dataset_options(given), verify, json)[0]
 
 
 def check(control: Control, dataset: DatasetId, name: str, as_json: bool) -> None:

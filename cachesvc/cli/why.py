@@ -30,15 +30,15 @@ def why(job: str | None, socket: str | None, json: bool) -> int:
         before = control.status()
         time.sleep(BETWEEN_S if before.jobs else 0)
         now = control.status()
+    if now.bypassed:
+        output.print_notes(
+            ["an operator bypasses the cache of this node; `cachesvc bypass off` ends it"], json
+        )
     wanted = [each for each in now.jobs if each.id.startswith(job or "")]
     if not wanted:
         known = " ".join(each.id for each in now.jobs) or "none"
         raise NotFound(
             f"there is no job {job} on this node (jobs: {known})" if job else "no job reads on this node"
-        )
-    if now.bypassed:
-        output.print_notes(
-            ["an operator bypasses the cache of this node; `cachesvc bypass off` ends it"], json
         )
     for each in wanted:
         found = diagnose(Situation(before, now, each, len(os.sched_getaffinity(0))))

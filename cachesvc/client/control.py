@@ -6,7 +6,6 @@ import errno
 import logging
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -14,6 +13,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from cachesvc.client.caller_token import CallerIdentity
+from cachesvc.client.fork_delay import delay_forks
+from cachesvc.client.members import MemberStub
 from cachesvc.config import CONTROL_SOCKET, UPGRADING, check_socket_dir, control_address, socket_dirs
 from cachesvc.core.errors import (
     Busy,
@@ -37,14 +38,6 @@ log = logging.getLogger(__name__)
 MAX_MESSAGE_BYTES = 24 << 20
 """The daemon's limit: 100,000 URIs of 240 characters."""
 CODE_KEY = "cachesvc-code"
-FORK_WAIT_S = 0.5
-"""The limit of a fork's wait for gRPC's threads: a call in another thread, or a program's own gRPC, may keep them for
-ever."""
-_FORK_PAUSE_S, _QUIET_CHECKS = 0.001, 2
-"""The pause between checks, and how many checks in a row must find no thread: a thread sets its name after it started."""
-_GRPC_THREADS = frozenset({"event_engine", "grpc_global_tim", "grpc_shutdown", "lifeguard"})
-"""The names of gRPC's threads, cut to the 15 characters that the kernel keeps."""
-_forks_hooked, _channel_made = threading.Event(), threading.Event()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +69,11 @@ def find_daemon() -> str | None:
 
 
 class Control:
-    """One gRPC channel. Close it before a fork, which waits for the threads of a closed channel (`_delay_forks`). Raises
+    """One gRPC channel. Close it before a fork, which waits for the threads of a closed channel (`delay_forks`). Raises
     the errors of core/errors.py: DaemonUnavailable without a daemon, InvalidInput for a directory whose path is too long
-    for sockets."""
+    for sockets. With `node`, the name or address of another member of the cluster, that member answers."""
 
-    def __init__(self, directory: str | None = None) -> None:
+    def __init__(self, directory: str | None = None, node: str = "") -> None:
         path = directory or find_daemon()
         if path is None:
             raise next(filter(None, map(_removed, socket_dirs())), None) or DaemonUnavailable(
@@ -93,7 +86,7 @@ class Control:
 
         from cachesvc.v1 import cachesvc_pb2, services
 
-        _delay_forks()
+        delay_forks()
         self.directory = path
         log.debug("the daemon in %s is asked", path)
         self._identity = CallerIdentity(path)
@@ -105,7 +98,8 @@ class Control:
             ("grpc.max_reconnect_backoff_ms", int(PROBE_FIRST_S * 1000)),
         ]
         self._channel = grpc.insecure_channel(control_address(path), limits)
-        self._stub = services.Stub(self._channel, "Cache")
+        stub = services.Stub(self._channel, "Cache")
+        self._node, self._stub = node, MemberStub(stub, node) if node else stub
 
     def __enter__(self) -> Control:
         return self
@@ -160,6 +154,20 @@ class Control:
             self._stub.Prefetch, self._pb.PrefetchRequest(dataset=dataset, dry_run=dry_run)
         )
 
+    def start_prefetch(self, dataset: DatasetId, id: str = "") -> str:
+        """Fill a dataset without waiting; return the id of the prefetch."""
+        reply = self._ask(self._stub.StartPrefetch, self._pb.StartPrefetchRequest(dataset=dataset, id=id))
+        return str(reply.id)
+
+    def prefetches(self) -> Sequence[pb.PrefetchStatus]:
+        """The prefetches under way, and those that ended lately."""
+        reply: pb.PrefetchesReply = self._ask(self._stub.Prefetches, self._pb.PrefetchesRequest())
+        return reply.prefetches
+
+    def cancel_prefetch(self, id: str) -> None:
+        """End a prefetch. What is resident stays."""
+        self._ask(self._stub.CancelPrefetch, self._pb.CancelPrefetchRequest(id=id))
+
     def verify(self, dataset: DatasetId) -> Iterator[pb.VerifyReply]:
         """Check a dataset's resident extents; the last reply has `done` set."""
         yield from self._stream(self._stub.Verify, self._pb.VerifyRequest(dataset=dataset))
@@ -208,6 +216,11 @@ class Control:
         reply: pb.RemoveNodeReply = self._ask(self._stub.RemoveNode, request)
         return reply
 
+    def drain(self, timeout_s: float) -> Iterator[pb.DrainReply]:
+        """Have the other members take over what this node alone holds, and end the daemon; the last reply has `done` set.
+        Closing the iterator leaves the node a member."""
+        yield from self._stream(self._stub.Drain, self._pb.DrainRequest(timeout_s=timeout_s))
+
     def bypass(self, on: bool) -> None:
         """Have this node's readers read from the source, or through the cache again."""
         self._ask(self._stub.Bypass, self._pb.BypassRequest(on=on))
@@ -216,6 +229,10 @@ class Control:
         """How much of a dataset each member of the cluster holds."""
         reply: pb.WhereReply = self._ask(self._stub.Where, self._pb.WhereRequest(dataset=dataset))
         return reply
+
+    def evict_later(self, nodes: Sequence[str], datasets: Sequence[DatasetId]) -> None:
+        """Have datasets evicted on members that do not answer now, once each is back."""
+        self._ask(self._stub.EvictLater, self._pb.EvictLaterRequest(nodes=nodes, datasets=datasets))
 
     def list(self) -> Sequence[pb.DatasetStatus]:
         """The datasets that the daemon knows."""
@@ -269,6 +286,8 @@ class Control:
                 # Until the other daemon binds its socket, or another call ends.
                 pause_s = BUSY_PAUSE_S if isinstance(error, Busy) else PROBE_FIRST_S
                 log.debug("asked again in %.2f s: %s", pause_s, error)
+                if self._node and not isinstance(error, Busy):  # the other daemon is away
+                    raise
                 if not worth_it or not deadline.pause(pause_s):
                     raise
 
@@ -345,33 +364,6 @@ def answers(directory: str) -> bool:
     except DaemonUnavailable:
         return False
     return True
-
-
-def _delay_forks() -> None:
-    """Have each fork from now on wait until this process's gRPC threads have ended: a child that inherits a lock which they
-    hold hangs in its first call. gRPC ends them by itself, some 20 ms after the last channel was closed. Call this before a
-    channel is made."""
-    _channel_made.set()
-    if not _forks_hooked.is_set():
-        _forks_hooked.set()
-        os.register_at_fork(before=_await_grpc)
-
-
-def _await_grpc() -> None:
-    if _channel_made.is_set():
-        _channel_made.clear()
-        deadline, quiet = time.monotonic() + FORK_WAIT_S, 0
-        while quiet < _QUIET_CHECKS and time.monotonic() < deadline:
-            quiet = 0 if any(map(_is_of_grpc, os.listdir("/proc/self/task"))) else quiet + 1
-            time.sleep(_FORK_PAUSE_S)
-
-
-def _is_of_grpc(thread: str) -> bool:
-    try:
-        with open(f"/proc/self/task/{thread}/comm") as comm:
-            return comm.read().strip() in _GRPC_THREADS
-    except OSError:  # it ended just now, and may have started another
-        return True
 
 
 def is_upgrading(directory: str) -> bool:

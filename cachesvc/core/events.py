@@ -345,10 +345,12 @@ class ViewChanged(Event):
 class PeerWants(Event):
     """Another node wants an extent that no node holds, and this node owns it. Where this node keeps it, it fetches it now,
     and the other one reads it from here. `Node.will_keep` tells whether it does. `without_source`: the other node cannot
-    read the source, so this node fetches whatever it has claimed and has room for."""
+    read the source, so this node fetches whatever it has claimed and has room for. `handed_on`: the other node leaves, and
+    alone holds the extent; it takes no room from what is kept here or planned."""
 
     extent: ExtentId
     without_source: bool = False
+    handed_on: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 
 from cachesvc.config import GRANTS_SOCKET, Settings, most_callers, most_in_ram, most_readers
 from cachesvc.core import commands
-from cachesvc.core.model import RAM, TierName
+from cachesvc.core.model import RAM
 from cachesvc.core.node.node import Node
 from cachesvc.core.tiering.policy import NodeSettings
 from cachesvc.daemon.access.path_lookups import Lookups
@@ -21,17 +20,25 @@ from cachesvc.daemon.access.tenants import Tenants
 from cachesvc.daemon.access.tls import CertificateWatch
 from cachesvc.daemon.claims import DatasetClaims
 from cachesvc.daemon.control.callers import Callers
+from cachesvc.daemon.control.drain import Drain
 from cachesvc.daemon.control.history import History
+from cachesvc.daemon.control.late_evictions import LateEvictions
 from cachesvc.daemon.control.pins import PinFile, Pins
+from cachesvc.daemon.control.prefetch_runs import PrefetchRuns
 from cachesvc.daemon.control.prefetches import Prefetches
 from cachesvc.daemon.control.reports import Reports
 from cachesvc.daemon.control.server import ControlServer
 from cachesvc.daemon.control.service import Service
 from cachesvc.daemon.datasets import Datasets
 from cachesvc.daemon.disks.budgets import LEAST_EXTENTS, Budgets, MemoryPressure
-from cachesvc.daemon.disks.opening import DirectoryOpening, tiers_at_start, wait_until_open
+from cachesvc.daemon.disks.opening import (
+    begun_openings,
+    report_recovered,
+    tiers_at_start,
+    wait_until_open,
+    weight_bytes,
+)
 from cachesvc.daemon.disks.reactions import DiskReactions
-from cachesvc.daemon.disks.renewal import Disk
 from cachesvc.daemon.disks.tier_threads import TierThreads
 from cachesvc.daemon.disks.watch import DiskWatch
 from cachesvc.daemon.events.journal import Journal
@@ -59,6 +66,8 @@ from cachesvc.daemon.parent.messages import CopyHeld
 from cachesvc.daemon.parent.parent_link import ParentLink, adopt_copies
 from cachesvc.daemon.peers.cluster_link import ClusterLink
 from cachesvc.daemon.peers.lending import Lending
+from cachesvc.daemon.peers.relays import Relays
+from cachesvc.daemon.peers.taken_extents import TakenExtents
 from cachesvc.daemon.processes.threads import ThreadPool
 from cachesvc.daemon.reload.reloader import LiveParts, Reloader
 from cachesvc.daemon.residency import in_use, is_claimed
@@ -86,6 +95,8 @@ class Composition:
         self._open_files, self._ending = open_files, ending
         self._state_dir = settings.state_dir
         self._health: Health | None = None
+        self.stop: Callable[[], None] = loop.stop
+        """Ends `run`, after a drain where --drain-on-stop says so. Runs on the loop's thread."""
 
     def access(self, allowed: Allowlist, lookups: Lookups) -> None:
         """Build what knows who may use which data, and how much of it. Raises InvalidInput for what the settings get
@@ -111,7 +122,7 @@ class Composition:
         """Open the tiers, and build the core and the threads of the tiers."""
         settings = self._settings
         ram = RamTier(RAM, most_in_ram(self._open_files), parent)
-        self._openings = self._opened()
+        self._openings = begun_openings(settings, self._lane)
         in_ram = adopt_copies(ram, settings.ram_bytes, held)  # while they go on
         self._lost = wait_until_open(self._openings)
         specs, self._recovered = tiers_at_start(settings, self._openings, self._lost, in_ram)
@@ -173,10 +184,11 @@ class Composition:
                 lambda: [each.name for each in self._cluster.report.members] if self._cluster else [],
                 lambda: self._fillers.source_requests.throttled,
             )
+            self._weight_bytes = weight_bytes(self._settings, self._openings, node.policy.tiers)
             lending = Lending(node, self._checks, shared, self._holes, self._sent.maker_of)
             self._cluster = ClusterLink(
                 self._settings,
-                self._weight_bytes(),
+                self._weight_bytes,
                 runner,
                 self._loop,
                 lending,
@@ -261,7 +273,7 @@ class Composition:
         settings, loop, runner, ending = self._settings, self._loop, self._runner, self._ending
         datasets, claims, counts, cluster = self._datasets, self._claims, self._fills.counts, self._cluster
         pins = Pins(PinFile(f"{self._state_dir}/pins.json"), runner, loop, datasets, claims)
-        self._report_recovered(pins)
+        report_recovered(self._recovered, runner, self._checks.unverified, pins.pinned_last)
         for name, why in self._lost.items():
             self._watch.not_opened(name, why)
         grants_socket = f"{settings.socket_dir}/{GRANTS_SOCKET}"
@@ -285,6 +297,13 @@ class Composition:
             history,
             self._journal,
         )
+        prefetches = PrefetchRuns(
+            f"{self._state_dir}/prefetches.json",
+            Prefetches(loop, runner, claims, counts, cluster),
+            datasets,
+            loop,
+        )
+        prefetches.restore()
         service = Service(
             loop,
             runner,
@@ -292,7 +311,7 @@ class Composition:
             claims,
             Callers(self._tenants, self._lookups, self._grants.caller),
             pins,
-            Prefetches(loop, runner, claims, counts, cluster),
+            prefetches,
             reports,
             BuildQueue(self._fillers.build),
             self._checks,
@@ -302,6 +321,7 @@ class Composition:
             settings.extent_bytes,
             cluster,
             self._grants,
+            *self._members(),
         )
         control = ControlServer(settings, service, self._grants.caller, most_callers(self._open_files))
         ending.callback(control.close)
@@ -333,6 +353,20 @@ class Composition:
             self._health = Health(loop, cluster.awaits_members if cluster else bool)
             ScrapeServer(settings.metrics, Page(reports.public, settings.metrics), self._health)
 
+    def _members(self) -> tuple[Relays | None, LateEvictions | None, Drain | None]:
+        """Build what has other members answer calls of clients of this node, and what hands extents on to them."""
+        settings, cluster = self._settings, self._cluster
+        if settings.cluster is None or cluster is None:
+            return None, None, None
+        relays = Relays(settings.cluster, settings.tls, lambda: cluster.report)
+        late = LateEvictions(f"{self._state_dir}/late-evictions.json", relays)
+        self._ending.callback(late.close)
+        late.start()
+        cluster.take = TakenExtents(self._runner, self._loop, self._datasets, self._claims).take
+        drain = Drain(self._loop, self._runner, self._datasets, cluster, self._weight_bytes)
+        self.stop = partial(drain.stop, settings.cluster.drain_on_stop_s)
+        return relays, late, drain
+
     def run(self) -> None:
         """Serve until the loop is stopped."""
         self._loop.run(self._runner.next_deadline, self._runner.tick, time.monotonic)
@@ -349,9 +383,9 @@ class Composition:
         if self._health is not None:
             self._health.leave()
         self._fills.pause()
-        threading.Thread(target=self._drain, name="departure", daemon=True).start()
+        threading.Thread(target=self._end_fills, name="departure", daemon=True).start()
 
-    def _drain(self) -> None:
+    def _end_fills(self) -> None:
         deadline = time.monotonic() + DRAIN_S
         while self._loop.call(lambda: self._fills.under_way or self._plans.under_way):
             if time.monotonic() >= deadline:
@@ -361,34 +395,3 @@ class Composition:
 
     def _lane(self, name: str) -> Lane:
         return Lane(name, self._loop.post)
-
-    def _opened(self) -> list[DirectoryOpening]:
-        """Begin to open all cache directories."""
-        openings = []
-        for number, spec in enumerate(self._settings.nvme):
-            name = TierName(f"nvme{number}")
-            disk = Disk(name, Path(spec.path).absolute(), spec.mounted)
-            openings.append(DirectoryOpening(disk, self._lane(f"probe-{name}")))
-            openings[-1].begin()
-        return openings
-
-    def _weight_bytes(self) -> int:
-        """Return the room of all tiers, which decides this node's share of a cluster's extents. As configured where that is
-        in bytes, since shares move when it changes."""
-        tiers = self._runner.node.policy.tiers
-        sizes = (
-            spec.size_bytes or tiers[each.disk.name].given_bytes
-            for each, spec in zip(self._openings, self._settings.nvme, strict=True)
-        )
-        return self._settings.ram_bytes + sum(sizes)
-
-    def _report_recovered(self, pins: Pins) -> None:
-        """Tell the core what its tiers hold. Pinned extents come last, so they stay, where the extents exceed a budget.
-        Copies on disks are verified before their first grant; sealed memory cannot have changed."""
-        for event in self._recovered:
-            budget_bytes = self._runner.node.policy.tiers[event.tier].budget_bytes
-            if sum(event.extents.values()) > budget_bytes:
-                event = pins.pinned_last(event)
-            if event.tier != RAM:
-                self._checks.unverified[event.tier].update(event.extents)
-            self._runner.handle(event)

@@ -164,6 +164,13 @@ class Datasets:
         """Tell whether there is a catalog file, even if its source is not allowed now."""
         return re.fullmatch("[0-9a-f]{32}", wanted) is not None and os.path.exists(self._path(wanted))
 
+    def stored_ids(self) -> list[DatasetId]:
+        """Return the datasets that have a catalog file."""
+        names = (name.partition(".") for name in os.listdir(self.directory))
+        return [
+            DatasetId(name) for name, _, ending in names if ending == "lmdb" and self.stored(DatasetId(name))
+        ]
+
     def admit(self, dataset: ServedDataset) -> ServedDataset:
         """Keep a loaded dataset for claims and grants, and unload the least recently used ones beyond the limits.
 

@@ -106,7 +106,7 @@ def serve(settings: Settings, parent: ParentLink, given: Given) -> int:
         signal.signal(signal.SIGHUP, lambda *_: reloader.ask())
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         daemon.control()
-        signal.signal(signal.SIGTERM, lambda *_: loop.stop())
+        signal.signal(signal.SIGTERM, lambda *_: loop.post(daemon.stop))
         signal.signal(LEAVE, lambda *_: loop.post(daemon.leave))
         signal.set_wakeup_fd(loop.wake_fd, warn_on_full_buffer=False)
         in_ram, readers = settings.ram_bytes // settings.extent_bytes, most_readers(open_files)

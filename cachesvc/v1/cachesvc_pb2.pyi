@@ -847,3 +847,149 @@ class NodesReply(_message.Message):
     list_read: bool
     warnings: _containers.RepeatedCompositeFieldContainer[ClusterWarning]
     def __init__(self, nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., clustered: _Optional[bool] = ..., list_read: _Optional[bool] = ..., warnings: _Optional[_Iterable[_Union[ClusterWarning, _Mapping]]] = ...) -> None: ...
+
+class NodeCall(_message.Message):
+    __slots__ = ("node", "method", "request")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    method: str
+    request: bytes
+    def __init__(self, node: _Optional[str] = ..., method: _Optional[str] = ..., request: _Optional[bytes] = ...) -> None: ...
+
+class NodeAnswer(_message.Message):
+    __slots__ = ("reply",)
+    REPLY_FIELD_NUMBER: _ClassVar[int]
+    reply: bytes
+    def __init__(self, reply: _Optional[bytes] = ...) -> None: ...
+
+class RelayRequest(_message.Message):
+    __slots__ = ("protocol", "node", "method", "request", "own_user")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    OWN_USER_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    node: str
+    method: str
+    request: bytes
+    own_user: bool
+    def __init__(self, protocol: _Optional[int] = ..., node: _Optional[str] = ..., method: _Optional[str] = ..., request: _Optional[bytes] = ..., own_user: _Optional[bool] = ...) -> None: ...
+
+class EvictLaterRequest(_message.Message):
+    __slots__ = ("nodes", "datasets")
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    DATASETS_FIELD_NUMBER: _ClassVar[int]
+    nodes: _containers.RepeatedScalarFieldContainer[str]
+    datasets: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, nodes: _Optional[_Iterable[str]] = ..., datasets: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class EvictLaterReply(_message.Message):
+    __slots__ = ("until",)
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    until: float
+    def __init__(self, until: _Optional[float] = ...) -> None: ...
+
+class StartPrefetchRequest(_message.Message):
+    __slots__ = ("dataset", "id")
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    dataset: str
+    id: str
+    def __init__(self, dataset: _Optional[str] = ..., id: _Optional[str] = ...) -> None: ...
+
+class StartPrefetchReply(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    def __init__(self, id: _Optional[str] = ...) -> None: ...
+
+class PrefetchesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PrefetchesReply(_message.Message):
+    __slots__ = ("prefetches",)
+    PREFETCHES_FIELD_NUMBER: _ClassVar[int]
+    prefetches: _containers.RepeatedCompositeFieldContainer[PrefetchStatus]
+    def __init__(self, prefetches: _Optional[_Iterable[_Union[PrefetchStatus, _Mapping]]] = ...) -> None: ...
+
+class PrefetchStatus(_message.Message):
+    __slots__ = ("id", "dataset", "uri", "uid", "started", "detached", "state", "why", "progress")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    URI_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    DETACHED_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    dataset: str
+    uri: str
+    uid: int
+    started: float
+    detached: bool
+    state: str
+    why: str
+    progress: PrefetchReply
+    def __init__(self, id: _Optional[str] = ..., dataset: _Optional[str] = ..., uri: _Optional[str] = ..., uid: _Optional[int] = ..., started: _Optional[float] = ..., detached: _Optional[bool] = ..., state: _Optional[str] = ..., why: _Optional[str] = ..., progress: _Optional[_Union[PrefetchReply, _Mapping]] = ...) -> None: ...
+
+class CancelPrefetchRequest(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    def __init__(self, id: _Optional[str] = ...) -> None: ...
+
+class CancelPrefetchReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("timeout_s",)
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    timeout_s: float
+    def __init__(self, timeout_s: _Optional[float] = ...) -> None: ...
+
+class DrainReply(_message.Message):
+    __slots__ = ("extents", "size_bytes", "moved_extents", "moved_bytes", "unfit_bytes", "unknown_bytes", "own_bytes", "done")
+    EXTENTS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MOVED_EXTENTS_FIELD_NUMBER: _ClassVar[int]
+    MOVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    UNFIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OWN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    extents: int
+    size_bytes: int
+    moved_extents: int
+    moved_bytes: int
+    unfit_bytes: int
+    unknown_bytes: int
+    own_bytes: int
+    done: bool
+    def __init__(self, extents: _Optional[int] = ..., size_bytes: _Optional[int] = ..., moved_extents: _Optional[int] = ..., moved_bytes: _Optional[int] = ..., unfit_bytes: _Optional[int] = ..., unknown_bytes: _Optional[int] = ..., own_bytes: _Optional[int] = ..., done: _Optional[bool] = ...) -> None: ...
+
+class TakeRequest(_message.Message):
+    __slots__ = ("protocol", "node", "dataset", "extents")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    EXTENTS_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    node: str
+    dataset: str
+    extents: bytes
+    def __init__(self, protocol: _Optional[int] = ..., node: _Optional[str] = ..., dataset: _Optional[str] = ..., extents: _Optional[bytes] = ...) -> None: ...
+
+class TakeReply(_message.Message):
+    __slots__ = ("taken", "unknown")
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    taken: bytes
+    unknown: bool
+    def __init__(self, taken: _Optional[bytes] = ..., unknown: _Optional[bool] = ...) -> None: ...

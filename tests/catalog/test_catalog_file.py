@@ -317,6 +317,7 @@ def test_a_file_that_no_builder_wrote_is_refused_with_little_memory(
     assert peak < 12 << 20
 
 
+@pytest.mark.slow
 def test_a_catalog_of_many_classes_has_a_short_head(tmp_path: Path) -> None:
     rows = [{"file_name": f"{n}.bin", "label": f"class {n}"} for n in range(90_000)]
     write_files(tmp_path / "d", {f"{n}.bin": b"x" for n in (0, 7)})

@@ -49,6 +49,7 @@ def test_more_than_a_million_extents_are_refused_before_layout(tmp_path: Path, n
     assert {path.name for path in tmp_path.iterdir()} == {"d"}
 
 
+@pytest.mark.slow
 def test_a_million_extents_are_allowed_and_the_advised_extent_size_suffices() -> None:
     large, small = ObjectVersion("/large", MAX_EXTENTS * PAGE, "1"), ObjectVersion("/small", 1, "1")
     space = AddressSpace([large, small])

@@ -301,6 +301,7 @@ def told(uri: str) -> tuple[object, ...]:
     return data.catalog.format, len(data), data.classes, notes
 
 
+@pytest.mark.slow
 def test_the_format_is_the_same_with_a_daemon_and_in_a_bucket(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s3_server: SeaweedFS, bucket: str, s3_env: None
 ) -> None:

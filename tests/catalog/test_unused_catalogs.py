@@ -162,6 +162,7 @@ def test_a_disk_full_of_unused_catalogs_gets_room_for_another(tmp_path: Path) ->
         daemon.stop()
 
 
+@pytest.mark.slow
 def test_a_daemon_removes_catalogs_unused_for_a_month(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data/0.bin").write_bytes(os.urandom(1 << 16))

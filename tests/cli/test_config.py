@@ -26,7 +26,7 @@ ram = "2GiB"
 nvme = ["/a=10GB", "/b=80%,mounted"]
 allow = ["s3://b/", "/data=uid:1000"]
 quota = ["user=500GiB"]
-fillers = 3
+fillers = 3.0
 unplanned-share = 0.05
 socket-mode = "660"
 stale-if-error = "90m"

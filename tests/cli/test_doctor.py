@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import threading
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from testbed.node import Daemon
 from tests.support.faults.fake_s3 import Object, fake_s3
 from tests.support.membership.nodes import authority, certified
 from tests.support.users import ALICE, as_root, as_user
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -93,6 +95,23 @@ def test_the_daemon_examines_its_own_settings_and_sources(
             rows = found(capsys)
             assert rows["asked"][0]["text"].startswith("this shell: with the options given")
             assert rows["credentials"][0]["text"] == "no S3 credentials found"
+
+
+@pytest.mark.slow
+def test_a_daemon_that_lost_a_disk_is_asked_all_the_same(
+    no_cloud: None, capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    options = ["--ram", "64MiB", "--fillers", "1", "--allow", str(tmp_path), "--nvme", f"{disk}=1GiB"]
+    with Daemon(tmp_path / "node", options) as daemon, Control(daemon.socket_dir) as control:
+        monkeypatch.setenv("CACHESVC_SOCKET", daemon.socket_dir)
+        shutil.rmtree(disk)
+        wait_until(lambda: any(tier.lost for tier in control.status().tiers))
+        assert run(["doctor", "--json"]) == 1
+        rows = found(capsys)
+        assert rows["asked"][0]["text"].startswith("the daemon in ")
+        assert "tier nvme0 is lost" in rows["daemon"][0]["text"]
 
 
 def test_a_shell_is_named_as_that_and_takes_every_option_of_serve(
@@ -176,6 +195,7 @@ def test_secrets_are_never_shown(no_cloud: None, capsys: Any, monkeypatch: pytes
     assert "hunter2" not in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_json", [False, True])
 @pytest.mark.parametrize(
     "endpoint",

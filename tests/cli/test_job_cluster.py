@@ -57,7 +57,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 class Step:
-    """deploy/slurm.sh, with an `srun` that starts one task: as many times as the step has tasks, `nodes` names theirs."""
+    """deploy/slurm/job.sh, with an `srun` that starts one task: once for each task, and `nodes` names theirs."""
 
     def __init__(self, server: FakeS3, job: int, nodes: Sequence[str], script: str = READ) -> None:
         programs = Path(os.environ["HOME"], "bin")
@@ -81,7 +81,7 @@ class Step:
         }
         self._tasks = [
             subprocess.Popen(
-                ["bash", str(ROOT / "deploy/slurm.sh"), sys.executable, "-c", script],
+                ["bash", str(ROOT / "deploy/slurm/job.sh"), sys.executable, "-c", script],
                 env=os.environ | environment | {"SLURMD_NODENAME": node},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -45,7 +45,7 @@ def test_an_affinity_is_valid_kubernetes_and_prefers_who_holds_most() -> None:
         pb.NodeHolding(name=name, resident_bytes=held) for name, held in (("a", 10), ("b", 10), ("c", 1))
     ]
     affinity = yaml.safe_load(node_affinity(nodes, 10))["affinity"]
-    job = yaml.safe_load((ROOT / "deploy" / "kubernetes" / "training-job.yaml").read_text())
+    job = yaml.safe_load((ROOT / "deploy" / "kubernetes" / "jobs" / "train.yaml").read_text())
     job["spec"]["template"]["spec"]["affinity"] = affinity
     kubernetes_validate.validate(job, "1.37", strict=True)
     (terms,) = affinity["nodeAffinity"].values()

@@ -46,6 +46,7 @@ def node(tmp_path: Path) -> Daemon:
     return Daemon(tmp_path / "node", ["--allow", f"file://{tmp_path}/", "--ram", "64MiB"])
 
 
+@pytest.mark.slow
 def test_children_forked_right_after_a_call_to_the_daemon_can_iterate(tmp_path: Path, node: Daemon) -> None:
     with node:
         done = subprocess.run(

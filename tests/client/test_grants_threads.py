@@ -129,6 +129,7 @@ def test_a_long_wait_for_a_stopped_daemon_is_logged_once(
     grants.close()
 
 
+@pytest.mark.slow
 def test_more_extents_than_a_sockets_buffer_holds_answers_for_are_granted_in_one_call(tmp_path: Path) -> None:
     extents = 1100
     (tmp_path / "data").mkdir()
@@ -217,6 +218,7 @@ def test_a_child_forked_while_threads_wait_keeps_nothing_and_disturbs_no_thread(
     grants.close()
 
 
+@pytest.mark.slow
 def test_threads_get_their_extents_while_deadlines_pass_and_the_daemon_dies(
     tmp_path: Path, daemon: Daemon, data: bytes, pool: ThreadPoolExecutor
 ) -> None:

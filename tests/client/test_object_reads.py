@@ -82,6 +82,7 @@ def source_bytes(daemon: Daemon) -> int:
         return int(control.status().sources.bytes)
 
 
+@pytest.mark.slow
 def test_a_byte_costs_its_part_of_the_object_once(daemon: Daemon, s3_server: SeaweedFS, bucket: str) -> None:
     body = os.urandom(PART + 1000)
     version = put(s3_server, bucket, "data/a b%2F//ü", body)
@@ -96,6 +97,7 @@ def test_a_byte_costs_its_part_of_the_object_once(daemon: Daemon, s3_server: Sea
     wait_until(lambda: source_bytes(daemon) - before == len(body))
 
 
+@pytest.mark.slow
 def test_objects_larger_than_the_cache_stream_and_leases_end(
     daemon: Daemon, s3_server: SeaweedFS, bucket: str
 ) -> None:
@@ -137,6 +139,7 @@ def test_what_cannot_be_read_is_a_typed_error_and_the_connection_stays(
     assert run(daemon, each) == b"x" * 10
 
 
+@pytest.mark.slow
 def test_a_read_goes_on_after_the_daemon_was_killed(
     daemon: Daemon, s3_server: SeaweedFS, bucket: str
 ) -> None:
@@ -163,6 +166,7 @@ def test_without_a_daemon_the_wait_is_bounded(tmp_path: object) -> None:
     asyncio.run(asked())
 
 
+@pytest.mark.slow
 def test_a_cancelled_read_leaves_no_lease(daemon: Daemon, s3_server: SeaweedFS, bucket: str) -> None:
     version = put(s3_server, bucket, "data/wide", os.urandom(1 << 20) * 16)
 

@@ -84,6 +84,7 @@ def test_killed_fillers_cost_retries_only(tmp_path: Path, daemon: Daemon, data: 
     assert opened(daemon, tmp_path) == dataset
 
 
+@pytest.mark.slow
 def test_verify_while_fillers_die_reports_no_corruption(tmp_path: Path, daemon: Daemon, data: bytes) -> None:
     dataset = opened(daemon, tmp_path)
     reads_right(daemon, dataset, data)
@@ -96,6 +97,7 @@ def test_verify_while_fillers_die_reports_no_corruption(tmp_path: Path, daemon: 
         assert (last.checked_extents, last.corrupt_extents, last.done) == (EXTENTS, 0, True)
 
 
+@pytest.mark.slow
 def test_verify_beside_evict_and_refill_reports_no_corruption(
     tmp_path: Path, daemon: Daemon, data: bytes
 ) -> None:
@@ -210,6 +212,7 @@ def test_a_program_of_another_release_is_told_so_at_once(
     reads_right(daemon, dataset, data)
 
 
+@pytest.mark.slow
 def test_without_descriptors_readers_are_turned_away_and_nothing_is_dropped(
     tmp_path: Path, data: bytes
 ) -> None:
@@ -295,6 +298,7 @@ def test_sigterm_while_a_prefetch_streams_ends_in_time(
         assert "Traceback" not in daemon.log
 
 
+@pytest.mark.slow
 def test_an_eviction_ends_a_prefetch_that_streams(tmp_path: Path, s3_server: SeaweedFS, filled: str) -> None:
     proxy = Proxy(s3_server.endpoint.removeprefix("http://"), 0.5, 100_000)
     daemon = Daemon(tmp_path / "node", of_bucket(filled), s3_server.env(proxy.endpoint))
@@ -309,6 +313,7 @@ def test_an_eviction_ends_a_prefetch_that_streams(tmp_path: Path, s3_server: Sea
         assert not next(other.prefetch(dataset)).done, "another goes on"
 
 
+@pytest.mark.slow
 def test_an_acquire_past_its_deadline_leaves_neither_descriptor_nor_lease(
     tmp_path: Path, s3_server: SeaweedFS, filled: str
 ) -> None:

@@ -114,6 +114,7 @@ def test_the_daemon_reads_each_prefix_as_its_section_says(
     check(stores)
 
 
+@pytest.mark.slow
 def test_a_reload_moves_a_prefix(tmp_path: Path, stores: list[Store], environment: dict[str, str]) -> None:
     with Daemon(tmp_path / "node", [], environment) as daemon, Control(daemon.socket_dir) as control:
         control.open_dataset(["s3://ours/d/"], RECORDS)

@@ -128,6 +128,7 @@ def test_a_daemon_that_stays_away_is_a_typed_error_within_the_deadline(
     assert time.monotonic() - started < 60.0, "far below the default deadline"
 
 
+@pytest.mark.slow
 def test_after_a_restart_nvme_is_warm_and_held_memory_counts(
     tmp_path: Path, node: Node, records: Records, monkeypatch: pytest.MonkeyPatch
 ) -> None:

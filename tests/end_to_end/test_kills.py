@@ -73,6 +73,7 @@ def test_an_opening_survives_three_deaths_of_the_builder(
         fillers.stop()
 
 
+@pytest.mark.slow
 def test_a_worker_that_starts_while_the_daemon_restarts_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +127,7 @@ for own in (True, False):
 """
 
 
+@pytest.mark.slow
 def test_a_worker_without_its_trainer_removes_its_own_temporary_folder_only() -> None:
     done = subprocess.run(
         [sys.executable, "-c", LAUNCHER], cwd=ROOT, capture_output=True, text=True, timeout=110
@@ -148,6 +150,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_worker_that_starts_without_its_trainer_does_not_wait_for_a_daemon(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data/0.bin").write_bytes(bytes(16 * 4096))

@@ -148,6 +148,7 @@ def filled(daemon: Daemon, uri: str) -> tuple[DatasetId, Any]:
         return dataset, list(control.prefetch(dataset))[-1]
 
 
+@pytest.mark.slow
 def test_states_of_the_previous_release_are_finished_and_the_other_way_is_right_or_an_error(
     previous: Path, data: Path
 ) -> None:
@@ -233,6 +234,7 @@ def states(daemon: Daemon) -> set[str]:
         return {node.state for node in control.nodes().nodes}
 
 
+@pytest.mark.slow
 def test_blocks_travel_between_nodes_of_the_two_releases(data: Path, pair: tuple[Daemon, Daemon]) -> None:
     wait_until(lambda: all(states(each) == {"present"} for each in pair))
     old, new = pair

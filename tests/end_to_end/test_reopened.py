@@ -84,6 +84,7 @@ def test_a_job_continues_with_a_daemon_that_lost_its_datasets(
     assert sum(len(batch) for batch in loader) == SAMPLES  # the plan reaches the new daemon
 
 
+@pytest.mark.slow
 def test_a_job_continues_with_a_daemon_of_another_extent_size(
     daemon: Daemon, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

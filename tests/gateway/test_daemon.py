@@ -99,6 +99,7 @@ def opened() -> list[tuple[int, int]]:
         return [(each.dataset.extents, each.dataset.samples) for each in control.list() if each.readers]
 
 
+@pytest.mark.slow
 def test_each_file_of_a_listed_folder_has_an_extent_of_its_own(
     node: Daemon, folder: Folder, fs: CachedFileSystem
 ) -> None:
@@ -197,6 +198,7 @@ def test_with_credentials_a_read_goes_on_without_the_daemon(
     assert file.read() == body
 
 
+@pytest.mark.slow
 def test_a_file_may_be_larger_than_the_cache(node: Daemon, folder: Folder, fs: CachedFileSystem) -> None:
     body = folder.put("large.bin", bytes(range(256)) * (6 << 12))
     with fs.open(f"{folder.path}/large.bin") as file:

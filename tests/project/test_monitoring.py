@@ -53,15 +53,6 @@ def test_each_alert_is_fired_by_a_test() -> None:
         assert named == {alert["alert"] for alert in ALERTS}
 
 
-def test_the_operator_scrapes_the_pods_by_the_name_that_alerts_select() -> None:
-    monitor = yaml.safe_load((FOLDER / "podmonitor.yaml").read_text())["spec"]
-    pod = yaml.safe_load((ROOT / "deploy" / "kubernetes" / "daemonset.yaml").read_text())["spec"]["template"]
-    assert monitor["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
-    assert pod["metadata"]["labels"][monitor["jobLabel"]] == "cachesvc"
-    ports = {port["name"] for each in pod["spec"]["containers"] for port in each["ports"]}
-    assert {each["port"] for each in monitor["podMetricsEndpoints"]} <= ports
-
-
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool (Debian's package prometheus)")
 @pytest.mark.parametrize(
     "command", [("check", "rules", "alerts.yaml"), ("test", "rules", "alerts_test.yaml")]

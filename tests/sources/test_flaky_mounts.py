@@ -102,6 +102,7 @@ class Reading:
         return found
 
 
+@pytest.mark.slow
 @needs_fuse
 @pytest.mark.parametrize("seed", range(3))
 def test_on_a_flaky_mount_bytes_are_right_and_errors_are_typed(

@@ -245,7 +245,7 @@ def _notes(status: pb.StatusReply) -> list[Text]:
         oldest = max(each.age_s for each in status.fills)
         text = ", ".join(f"{count} {way}" for way, count in ways.most_common(3))
         lines.append(_plain(f"fills    {text}; the oldest for {oldest:.1f} s"))
-    if away := [node.name for node in status.nodes if node.state != "present"]:
+    if away := [node.name or node.address for node in status.nodes if node.state != "present"]:
         lines.append(_plain(f"members  not present: {' '.join(away)}", "bold red"))
     elif status.nodes:
         lines.append(_plain(f"members  {len(status.nodes):,}, all present"))

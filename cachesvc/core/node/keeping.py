@@ -62,21 +62,25 @@ class Keeping:
     def peer_wants(self, event: PeerWants) -> None:
         """Fetch an extent that a peer asked for, if this node should keep it, or the peer has no source, and there is
         room."""
-        if self.lacks(event.extent, event.without_source) and not self.full:
+        if self.lacks(event.extent, event.without_source or event.handed_on) and not self.full:
             self._wanted[event.extent] = (
-                Requester.UNPLANNED_READER if event.without_source else Requester.PREFETCH
+                Requester.LEAVING_NODE
+                if event.handed_on
+                else Requester.UNPLANNED_READER
+                if event.without_source
+                else Requester.PREFETCH
             )
             self.feed()
 
-    def lacks(self, extent: ExtentId, without_source: bool = False) -> bool:
+    def lacks(self, extent: ExtentId, may_fetch: bool = False) -> bool:
         """Return whether this node should keep an extent that it neither has nor fetches, and that peers may ask
-        for. `without_source`: whether it may fetch it at all."""
+        for. `may_fetch`: whether it may fetch it at all."""
         entry = self._copies.entries.get(extent)
         if entry is None or not entry.datasets or extent in self._wanted or in_progress(entry):
             return False
         if entry.made_from is not None:  # of a user of this node
             return False
-        return without_source or (self._policy.reserve.streams and entry.owned)
+        return may_fetch or (self._policy.reserve.streams and entry.owned)
 
     @property
     def full(self) -> bool:

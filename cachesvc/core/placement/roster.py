@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from cachesvc.core.limits import GREET_RETRY_CAP_S, GREET_RETRY_FIRST_S, GREET_S
@@ -154,7 +154,17 @@ class Roster:
     def heard(self, name: str, now: float) -> None:
         """Note that a member greets this node: one that was away is due at once, for it has just started."""
         known = self._known.get(name)
-        if known is not None and known.away and (contact := self._contacts.get(known.address)) is not None:
+        if known is not None and known.away:
+            self.greet_soon(name, now)
+
+    def weigh(self, weight_bytes: int) -> None:
+        """Take another weight of this node. The others learn it when they greet this node."""
+        self._me, self._view = replace(self._me, weight_bytes=weight_bytes), None
+
+    def greet_soon(self, name: str, now: float) -> None:
+        """Have a member greeted at once: it has something to tell."""
+        known = self._known.get(name)
+        if known is not None and (contact := self._contacts.get(known.address)) is not None:
             contact.due_at = min(contact.due_at, now)
 
     def forget(self, name: str) -> bool:

@@ -121,6 +121,8 @@ class Requester(Enum):
     """A plan within its user's part of the window, while another user reads beyond its own part."""
     PREFETCH = 5
     """A prefetch takes room to keep, and none of the window."""
+    LEAVING_NODE = 6
+    """A node that leaves hands its extents on. They take room to keep, and none from other datasets."""
 
 
 READERS = (Requester.PLANNED_READER, Requester.UNPLANNED_READER)
@@ -219,11 +221,17 @@ class Policy:
         ]
         tiers.sort(key=lambda tier: tier is entry.avoid)
         if entry.datasets and self.may_keep(entry):
-            free = self._place_kept(entry, tiers) if self.shares.leaves_room(entry) else None
-            placement = free or self._take_share(entry, tiers)
+            handed_on = (
+                requester is Requester.LEAVING_NODE
+            )  # datasets below their share take the room when they need it
+            placement = (
+                self._place_kept(entry, tiers) if handed_on or self.shares.leaves_room(entry) else None
+            )
+            if placement is None and not handed_on:
+                placement = self._take_share(entry, tiers)
             if placement:
                 return placement
-        if requester is Requester.PREFETCH:
+        if requester in (Requester.PREFETCH, Requester.LEAVING_NODE):
             return NOWHERE
         if requester in (Requester.PLAN, Requester.PLAN_IN_ITS_PART):
             tiers = [tier for tier in tiers if tier is self.reserve.tier]

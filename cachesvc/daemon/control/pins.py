@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import fcntl
-import json
 import logging
 import os
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 
 from cachesvc.core import events
 from cachesvc.core.errors import NotFound, OutOfSpace
 from cachesvc.core.model import DatasetId
 from cachesvc.daemon.access.tenants import NO_USER
 from cachesvc.daemon.claims import DatasetClaims
+from cachesvc.daemon.control.state_file import StateFile
 from cachesvc.daemon.datasets import Datasets, ServedDataset
 from cachesvc.daemon.loop.loop import Loop
 from cachesvc.daemon.runner import Runner
-from cachesvc.system.descriptors import closing_fd
-from cachesvc.tiers.directory import sync_directory
 
 log = logging.getLogger(__name__)
 
@@ -32,37 +26,20 @@ class PinFile:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._lock = threading.Lock()
+        self._file = StateFile(path)
 
     def stored(self) -> dict[DatasetId, int]:
-        """Read the pinned datasets and their users. Raises OSError where the file cannot be read; it must not be rewritten
-        then."""
-        try:
-            with open(self.path, encoding="utf-8") as file:
-                found = json.load(file)
-        except FileNotFoundError:
-            return {}
-        except ValueError as error:
-            log.warning("the pins cannot be read; pin again", extra={"file": self.path, "error": str(error)})
-            return {}
-        rows = found.items() if isinstance(found, dict) else ()
-        return {DatasetId(each): user for each, user in rows if isinstance(user, int)}
+        """Read the pinned datasets and their users. Raises OSError where the file cannot be read."""
+        return {DatasetId(each): user for each, user in self._file.read().items() if isinstance(user, int)}
 
     def store(self, dataset: DatasetId, user: int | None) -> int:
         """Add a dataset as the last one of the file, or remove it where `user` is None. Return the user of the pin. Raises
         OSError."""
-        with self._lock, _locked(os.path.dirname(self.path)):
-            stored = self.stored()
+        with self._file.changed() as stored:
             before = stored.pop(dataset, NO_USER)
             if user is not None:
                 user = user if before == NO_USER or user == os.geteuid() else before
                 stored[dataset] = user
-            with open(f"{self.path}.new", "w", encoding="utf-8") as file:
-                json.dump(stored, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(f"{self.path}.new", self.path)
-            sync_directory(Path(self.path).parent, os.fsync)
         return NO_USER if user is None else user
 
 
@@ -146,11 +123,3 @@ class Pins:
         elif dataset.id in self._jobs:
             self._runner.handle(events.Unpinned(dataset.id))
             self._runner.handle(events.JobEnded(self._jobs.pop(dataset.id)))
-
-
-@contextmanager
-def _locked(directory: str) -> Iterator[None]:
-    """Hold the lock of a state directory: daemons that share it rewrite its file one after the other. Raises OSError."""
-    with closing_fd(os.open(directory, os.O_RDONLY | os.O_CLOEXEC)) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

@@ -6,8 +6,6 @@ import queue
 import time
 from collections.abc import Iterator
 
-import grpc
-
 from cachesvc.core import events
 from cachesvc.core.errors import CacheError
 from cachesvc.core.model import DatasetId, ExtentId
@@ -16,7 +14,7 @@ from cachesvc.daemon.claims import DatasetClaims
 from cachesvc.daemon.datasets import ServedDataset
 from cachesvc.daemon.fills.fill_counts import FillCounts
 from cachesvc.daemon.loop.loop import Loop
-from cachesvc.daemon.loop.waiting import CallWaits
+from cachesvc.daemon.loop.waiting import Caller, CallWaits
 from cachesvc.daemon.peers.cluster_link import ClusterLink
 from cachesvc.daemon.peers.messages import ExtentsSurveyed
 from cachesvc.daemon.runner import Runner
@@ -47,7 +45,7 @@ class Prefetches:
         self._waiting = CallWaits(loop)
 
     def run(
-        self, dataset: ServedDataset, user: int, dry_run: bool, context: grpc.ServicerContext
+        self, dataset: ServedDataset, user: int, dry_run: bool, context: Caller
     ) -> Iterator[pb.PrefetchReply]:
         """Yield the progress of a prefetch until it is done, or once for a dry run. Raises OutOfSpace where the user claims
         too many extents, CacheError when an eviction ends it."""
@@ -67,7 +65,7 @@ class Prefetches:
             loop.post(lambda: runner.handle(events.JobEnded(job)))
 
     def _progressing(
-        self, job: int, dataset: ServedDataset, dry_run: bool, context: grpc.ServicerContext
+        self, job: int, dataset: ServedDataset, dry_run: bool, context: Caller
     ) -> Iterator[pb.PrefetchReply]:
         node, elsewhere = self._runner.node, None
         if self._cluster is not None and not dry_run:
@@ -97,7 +95,7 @@ class _Elsewhere:
         self._survey = ExtentsSurveyed(0)
         self._survey_at = 0.0
 
-    def add(self, reply: pb.PrefetchReply, context: grpc.ServicerContext) -> None:
+    def add(self, reply: pb.PrefetchReply, context: Caller) -> None:
         """Move the extents that owners hold from `unfit_bytes` to `cluster_bytes`. While owners fetch some, the prefetch is
         not done."""
         if not reply.done or not reply.unfit_bytes:
@@ -112,7 +110,7 @@ class _Elsewhere:
         reply.unfit_bytes = max(0, reply.unfit_bytes - held_bytes)
         reply.done = not coming
 
-    def _ask(self, extents: list[ExtentId], context: grpc.ServicerContext) -> ExtentsSurveyed:
+    def _ask(self, extents: list[ExtentId], context: Caller) -> ExtentsSurveyed:
         answers = queue.Queue[ExtentsSurveyed]()
         self._cluster.survey(extents, answers.put)
         try:

@@ -20,8 +20,10 @@ from cachesvc.core.node.node import Node
 from cachesvc.daemon.access.tenants import ANONYMOUS, is_own_user
 from cachesvc.daemon.claims import DatasetClaims
 from cachesvc.daemon.control.callers import Callers
+from cachesvc.daemon.control.drain import Drain
+from cachesvc.daemon.control.late_evictions import LateEvictions
 from cachesvc.daemon.control.pins import Pins
-from cachesvc.daemon.control.prefetches import Prefetches
+from cachesvc.daemon.control.prefetch_runs import PrefetchRuns
 from cachesvc.daemon.control.reports import EventStream, Reports, dataset_message, options_of, stale_text
 from cachesvc.daemon.datasets import Datasets, ServedDataset
 from cachesvc.daemon.disks.tier_threads import TierThreads
@@ -32,6 +34,7 @@ from cachesvc.daemon.grants.server import GrantsServer
 from cachesvc.daemon.loop.loop import Loop
 from cachesvc.daemon.loop.waiting import CallWaits
 from cachesvc.daemon.peers.cluster_link import ClusterLink
+from cachesvc.daemon.peers.relays import Relays
 from cachesvc.daemon.processes import jobs
 from cachesvc.daemon.processes.own_command import run_verb
 from cachesvc.daemon.reload.reloader import Reloader
@@ -64,7 +67,7 @@ class Service:
         claims: DatasetClaims,
         callers: Callers,
         pins: Pins,
-        prefetches: Prefetches,
+        prefetches: PrefetchRuns,
         reports: Reports,
         builds: BuildQueue,
         checks: Checks,
@@ -74,14 +77,19 @@ class Service:
         extent_bytes: int,
         cluster: ClusterLink | None,
         grants: GrantsServer,
+        relays: Relays | None,
+        late_evictions: LateEvictions | None,
+        drain: Drain | None,
     ) -> None:
-        """`extent_bytes`: the size of extents where a caller gives none. `cluster` is None without one."""
+        """`extent_bytes`: the size of extents where a caller gives none. `cluster` is None without one, and `relays`,
+        `late_evictions` and `drain` with it."""
         self._loop, self._runner, self._waiting = loop, runner, CallWaits(loop)
         self._datasets, self._claims, self._callers = datasets, claims, callers
         self._pins, self._prefetches, self._reports = pins, prefetches, reports
         self._builds, self._checks, self._threads = builds, checks, threads
         self._events, self._reloader = EventStream(journal, self._waiting), reloader
         self._extent_bytes, self._cluster, self._grants = extent_bytes, cluster, grants
+        self._relays, self._late_evictions, self._drain = relays, late_evictions, drain
 
     def OpenDataset(
         self, request: pb.OpenDatasetRequest, context: grpc.ServicerContext
@@ -158,7 +166,7 @@ class Service:
             user = self._callers.uid(context)
             reply = pb.PrefetchReply()
             try:
-                for reply in self._prefetches.run(dataset, user, request.dry_run, context):
+                for reply in self._prefetches.attached(dataset, user, request.dry_run, context):
                     yield reply
             finally:
                 if not request.dry_run:
@@ -167,6 +175,25 @@ class Service:
                     self._callers.record(
                         context, "prefetched", dataset, size_bytes=reply.resident_bytes, why=why
                     )
+
+    def StartPrefetch(
+        self, request: pb.StartPrefetchRequest, context: grpc.ServicerContext
+    ) -> pb.StartPrefetchReply:
+        with self._callers.answering(context, request.dataset):
+            dataset = self._dataset(request.dataset, context)
+            started = self._prefetches.start(dataset, self._callers.uid(context), request.id)
+            return pb.StartPrefetchReply(id=started)
+
+    def Prefetches(self, request: pb.PrefetchesRequest, context: grpc.ServicerContext) -> pb.PrefetchesReply:
+        with self._callers.answering(context):
+            return pb.PrefetchesReply(prefetches=self._prefetches.listed(self._callers.of(context)))
+
+    def CancelPrefetch(
+        self, request: pb.CancelPrefetchRequest, context: grpc.ServicerContext
+    ) -> pb.CancelPrefetchReply:
+        with self._callers.answering(context):
+            self._prefetches.cancel(request.id, self._callers.of(context))
+            return pb.CancelPrefetchReply()
 
     def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:
         with self._callers.answering(context):
@@ -215,6 +242,26 @@ class Service:
             if self._cluster is None:
                 raise errors.InvalidInput(ALONE)
             return where(self._dataset(request.dataset, context), self._runner.node, self._cluster)
+
+    def OnNode(self, request: pb.NodeCall, context: grpc.ServicerContext) -> Iterator[pb.NodeAnswer]:
+        with self._callers.answering(context):
+            if self._relays is None:
+                raise errors.InvalidInput(ALONE)
+            yield from self._relays.relayed(request, is_own_user(self._callers.of(context)), context)
+
+    def Drain(self, request: pb.DrainRequest, context: grpc.ServicerContext) -> Iterator[pb.DrainReply]:
+        with self._callers.answering(context):
+            self._own_user_only(context, "drain it")
+            if self._drain is None:
+                raise errors.InvalidInput(ALONE)
+            yield from self._drain.run(request.timeout_s, context)
+
+    def EvictLater(self, request: pb.EvictLaterRequest, context: grpc.ServicerContext) -> pb.EvictLaterReply:
+        with self._callers.answering(context):
+            self._own_user_only(context, "evict on other nodes")
+            if self._late_evictions is None:
+                raise errors.InvalidInput(ALONE)
+            return pb.EvictLaterReply(until=self._late_evictions.keep(request.nodes, request.datasets))
 
     def Pin(self, request: pb.PinRequest, context: grpc.ServicerContext) -> pb.PinReply:
         with self._callers.answering(context, request.dataset):

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from pathlib import Path
 
 from cachesvc.config import NAMED_TWICE, Settings
 from cachesvc.core import events
 from cachesvc.core.errors import CacheError, InvalidInput, TierFailed
-from cachesvc.core.model import RAM, TierName
+from cachesvc.core.model import RAM, ExtentId, TierName
+from cachesvc.core.records.residency import TierState
 from cachesvc.core.tiering.policy import TierSpec
 from cachesvc.daemon.disks.budgets import checked_budget
 from cachesvc.daemon.disks.renewal import Disk
 from cachesvc.daemon.loop.lanes import Lane
+from cachesvc.daemon.runner import Runner
 from cachesvc.tiers.mounts import misplaced
 from cachesvc.tiers.tier import translated
 
@@ -61,6 +64,29 @@ class DirectoryOpening:
 
     def _progressed(self) -> None:
         self._progress_at = time.monotonic()
+
+
+def begun_openings(settings: Settings, lane: Callable[[str], Lane]) -> list[DirectoryOpening]:
+    """Begin to open all cache directories, each on a lane of its own."""
+    openings = []
+    for number, spec in enumerate(settings.nvme):
+        name = TierName(f"nvme{number}")
+        disk = Disk(name, Path(spec.path).absolute(), spec.mounted)
+        openings.append(DirectoryOpening(disk, lane(f"probe-{name}")))
+        openings[-1].begin()
+    return openings
+
+
+def weight_bytes(
+    settings: Settings, openings: Sequence[DirectoryOpening], tiers: Mapping[TierName, TierState]
+) -> int:
+    """Return the room of all tiers, which decides this node's share of a cluster's extents. As configured where that is in
+    bytes, since shares move when it changes."""
+    sizes = (
+        spec.size_bytes or tiers[each.disk.name].given_bytes
+        for each, spec in zip(openings, settings.nvme, strict=True)
+    )
+    return settings.ram_bytes + sum(sizes)
 
 
 def wait_until_open(openings: Sequence[DirectoryOpening], silent_s: float = SILENT_S) -> dict[TierName, str]:
@@ -130,3 +156,19 @@ def _check_each_once(disks: Sequence[Disk]) -> None:
         if disk.directory_id in seen:
             raise InvalidInput(NAMED_TWICE.format(disk.path))
         seen.add(disk.directory_id)
+
+
+def report_recovered(
+    recovered: Sequence[events.Recovered],
+    runner: Runner,
+    unverified: Mapping[TierName, set[ExtentId]],
+    pinned_last: Callable[[events.Recovered], events.Recovered],
+) -> None:
+    """Tell the core what its tiers hold. Pinned extents come last, so they stay, where the extents exceed a budget.
+    Copies on disks are verified before their first grant; sealed memory cannot have changed."""
+    for event in recovered:
+        if sum(event.extents.values()) > runner.node.policy.tiers[event.tier].budget_bytes:
+            event = pinned_last(event)
+        if event.tier != RAM:
+            unverified[event.tier].update(event.extents)
+        runner.handle(event)

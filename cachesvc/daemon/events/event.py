@@ -52,6 +52,7 @@ KINDS = {
     "member_gone": "a node left the cluster, and its extents belong to the others",
     "cluster_warning": "a warning about the cluster",
     "cluster_mended": "a warning about the cluster ended",
+    "drained": "what this node alone held is handed on, and it leaves the cluster",
     "left_out": "nothing is read from a node for a while",
     "read_again": "a node is read from again",
     "wrong_bytes": "a node sent wrong bytes, and what came from it is dropped",

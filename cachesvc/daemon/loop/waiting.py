@@ -7,9 +7,7 @@ import queue
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
-
-import grpc
+from typing import Protocol, TypeVar
 
 from cachesvc.core import errors
 from cachesvc.daemon.loop.loop import Loop
@@ -18,6 +16,14 @@ ANSWER_S = 0.2
 """How often a waiting call checks that its caller has not left and that the daemon is not stopping."""
 STOPPING = "the daemon is stopping; start it again: cachesvc serve"
 _Answer = TypeVar("_Answer")
+
+
+class Caller(Protocol):
+    """Whoever waits for a call: gRPC's context of it, say."""
+
+    def is_active(self) -> bool:
+        """Tell whether the caller still waits."""
+        ...
 
 
 class CallWaits:
@@ -29,7 +35,7 @@ class CallWaits:
     def until(
         self,
         begin: Callable[[Callable[[], None]], None],
-        context: grpc.ServicerContext,
+        context: Caller,
         timeout_s: float = math.inf,
     ) -> None:
         """Run `begin(done)` on the loop's thread and wait until it calls `done`.
@@ -40,9 +46,7 @@ class CallWaits:
         self._loop.call(lambda: begin(partial(done.put, None)))
         self.next(done, context, timeout_s)
 
-    def next(
-        self, answers: queue.Queue[_Answer], context: grpc.ServicerContext, timeout_s: float = math.inf
-    ) -> _Answer:
+    def next(self, answers: queue.Queue[_Answer], context: Caller, timeout_s: float = math.inf) -> _Answer:
         """Wait for the next answer of a job. Raises as `until` does."""
         deadline = time.monotonic() + timeout_s
         while True:

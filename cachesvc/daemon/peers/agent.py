@@ -40,10 +40,12 @@ from cachesvc.daemon.peers import messages
 from cachesvc.daemon.peers.announcements import Announcements
 from cachesvc.daemon.peers.block_ports import BlockPorts
 from cachesvc.daemon.peers.daemon_channel import DaemonChannel
+from cachesvc.daemon.peers.leaving import Leaving
 from cachesvc.daemon.peers.locator import Locator
 from cachesvc.daemon.peers.members import Members
 from cachesvc.daemon.peers.owned_extents import OwnedExtents, Question
-from cachesvc.daemon.peers.peer_calls import PeerCalls
+from cachesvc.daemon.peers.peer_calls import KEEPALIVE_S, PeerCalls
+from cachesvc.daemon.peers.relays import RELAYED, OwnDaemon
 from cachesvc.daemon.peers.servicer import PeersServicer
 from cachesvc.daemon.ports import next_port
 from cachesvc.daemon.processes.logs import configure_logging
@@ -53,7 +55,7 @@ from cachesvc.v1 import services
 
 log = logging.getLogger(__name__)
 CALLS = 16
-"""Calls of other nodes at a time."""
+"""Calls of other nodes at a time, beside those that are relayed to the daemon."""
 SURVEYS = 2
 """Surveys at a time; each prefetch that waits for other nodes makes one now and then."""
 CONNECTIONS = 512
@@ -74,8 +76,9 @@ class Agent:
         weight_bytes: int,
         tls: Tls | None,
         traits: Traits,
+        socket_dir: str,
     ) -> None:
-        """`traits`: what of them does not change while this process runs."""
+        """`traits`: what of them does not change while this process runs. `socket_dir`: of the daemon's sockets."""
         self._cluster = cluster
         self._tls = tls
         me, instance = cluster.node_name, secrets.token_hex(8)
@@ -102,6 +105,7 @@ class Agent:
         self._owned = OwnedExtents(me, self._daemon.keep)
         self._locator = Locator(me, self._members, self._owned, self._calls)
         self._announcements = Announcements(me, self._members, self._owned, self._calls)
+        self._leaving = Leaving(me, self._members, self._owned, self._calls, self._daemon)
         self._surveys = ThreadPool(SURVEYS, "survey")
         self._sent_bytes = 0
         self._sent_lock = threading.Lock()
@@ -117,6 +121,8 @@ class Agent:
             self._members.left,
             self._members.forget,
             self._announcements.held,
+            OwnDaemon(socket_dir).answer,
+            self._leaving.take,
         )
 
     def run(self) -> None:
@@ -147,7 +153,7 @@ class Agent:
             protocol=me.version,
             name=me.name,
             instance=me.instance,
-            weight_bytes=me.weight_bytes,
+            weight_bytes=self._members.view.weight_of(me.name),
             zone=me.zone,
             **{name: getattr(own, name) for name in Traits.__slots__},
         )
@@ -176,8 +182,12 @@ class Agent:
         elif isinstance(message, messages.NodeChanged):
             self._state = message
         elif isinstance(message, messages.Leave):
-            self._members.leave()
+            self._members.leave(message.for_good)
             os._exit(0)
+        elif isinstance(message, messages.Withdraw):
+            self._surveys.submit(self._leaving.withdraw, message.weight_bytes)
+        elif isinstance(message, messages.HandOn):
+            self._surveys.submit(self._leaving.hand_on, message)
         elif isinstance(message, messages.ForgetNode):
             self._surveys.submit(self._forget, message)
         elif isinstance(message, messages.FindHolders):
@@ -300,8 +310,9 @@ def serve_calls(
 ) -> grpc.Server:
     """Serve the calls of other nodes at `address`, HOST:PORT, as soon as it is free; return the server."""
     server = grpc.server(
-        ThreadPool(CALLS, "peer"),
+        ThreadPool(CALLS + RELAYED, "peer"),
         options=[
+            ("grpc.http2.min_ping_interval_without_data_ms", int(KEEPALIVE_S * 500)),
             ("grpc.so_reuseport", 0),
             ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1000)),
             ("grpc.max_allowed_incoming_connections", connections),
@@ -356,6 +367,7 @@ class Given(msgspec.Struct, frozen=True):
     log_format: str
     log: str
     traits: Traits
+    socket_dir: str
 
 
 def main() -> None:
@@ -363,7 +375,7 @@ def main() -> None:
     given = msgspec.json.decode(os.environ.pop("CACHESVC_GIVEN"), type=Given)
     configure_logging(given.log_format, given.log)
     channel = socket.socket(fileno=int(sys.argv[1]))
-    Agent(channel, given.cluster, given.weight_bytes, given.tls, given.traits).run()
+    Agent(channel, given.cluster, given.weight_bytes, given.tls, given.traits, given.socket_dir).run()
 
 
 if __name__ == "__main__":

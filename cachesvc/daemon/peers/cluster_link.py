@@ -14,7 +14,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -37,6 +37,7 @@ from cachesvc.daemon.loop.loop import Loop
 from cachesvc.daemon.peers import messages
 from cachesvc.daemon.peers.lending import Lending, end_agent
 from cachesvc.daemon.peers.notices import Notices
+from cachesvc.daemon.peers.residency_changes import ResidencyChanges
 from cachesvc.daemon.processes.datagrams import RECEIVE_ERRORS, send
 from cachesvc.daemon.processes.spawn import environment_of_agent, spawn
 from cachesvc.daemon.runner import Runner
@@ -49,24 +50,23 @@ GOODBYE_S = 3.0
 RESTART_S = 1.0
 """The pause before a process that died is replaced."""
 TICK_S = 1.0
+WITHDRAWN_BYTES = 1
+"""The weight of a node that leaves: it owns one extent in as many as the others have bytes."""
 START_S = 60.0
 """The time in which an agent starts. One that sends nothing for it, or later for `LOCATE_S`, though a question is open, is
 replaced."""
-STEP = 1024
-"""Extents of one message about residency; together they take 2 ms of the loop's time."""
-CHANGES = (
-    events.Filled,
-    events.FillFailed,
-    events.Evicted,
-    events.Corrupt,
-    events.CommitFailed,
-    events.FillAgain,
-)
 
 
 _Answer: TypeAlias = (
-    messages.ExtentLocated | messages.ExtentsSurveyed | messages.NodeForgotten | messages.HoldersFound
+    messages.ExtentLocated
+    | messages.ExtentsSurveyed
+    | messages.NodeForgotten
+    | messages.HoldersFound
+    | messages.HandedOn
 )
+
+
+Take: TypeAlias = Callable[[messages.TakeExtents, Callable[[messages.ExtentsTaken], object]], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +102,7 @@ class ClusterLink:
             "tls": settings.tls,
             "log_format": settings.log_format,
             "log": settings.log,
+            "socket_dir": os.path.abspath(settings.socket_dir),
             "traits": Traits(
                 release=cachesvc.__version__,
                 extent_bytes=settings.extent_bytes,
@@ -119,11 +120,15 @@ class ClusterLink:
         self._numbers = itertools.count(1)
         self._questions: dict[int, _Question] = {}
         self._heard_at, self._patience_s = 0.0, START_S
-        self._changes: dict[ExtentId, None] = {}
+        self._changes = ResidencyChanges(runner.node, lending, loop.post, self._send)
         self._tick_at = 0.0
         self.report = messages.ClusterReport(me=cluster.node_name)
         """The cluster as the agent told it last."""
         me = Member(cluster.node_name, weight_bytes, cluster.zone)
+        self.take: Take = lambda message, send: send(messages.ExtentsTaken(message.number))
+        """Fetches extents of a node that leaves, and sends the answer."""
+        self.leaves_for_good = False
+        """The others forget this node at its end."""
         self._notices = Notices()
         self._list_wait_s, self._list_until = cluster.wait_s, 0.0
         self._view = View(cluster.node_name, (me,), by_zone=cluster.by_zone)
@@ -136,14 +141,14 @@ class ClusterLink:
         """Start the agent, which listens as soon as its addresses are free."""
         self._list_until = time.monotonic() + self._list_wait_s + LOCATE_S
         self._runner.handle(events.ViewChanged(self._view))
-        self._runner.listeners.append(self._handled)
+        self._runner.listeners.append(self._changes.handled)
         self._runner.timers.append(self)
         self._thread.start()
 
     def close(self) -> None:
         """End the agent for good. It says goodbye to the other nodes, if that takes no longer than `GOODBYE_S`."""
         self._leaving.set()
-        if self._send(messages.Leave()) and self._thread.is_alive():
+        if self._send(messages.Leave(self.leaves_for_good)) and self._thread.is_alive():
             self._thread.join(GOODBYE_S)
         self._closed.set()
         if (channel := self._channel) is not None:
@@ -205,6 +210,17 @@ class ClusterLink:
         self._ask(message, unanswered, answer.set_result)
         return answer.result()
 
+    def withdraw(self, weight_bytes: int | None = None) -> None:
+        """Own nothing from now on, since this node leaves; with its weight, own its part again."""
+        self._send(messages.Withdraw(WITHDRAWN_BYTES if weight_bytes is None else weight_bytes))
+
+    def hand_on(self, node: str, dataset: str, extents: Sequence[ExtentId]) -> messages.HandedOn:
+        """Have another node fetch extents from here, on another thread than the loop's."""
+        number, answer = next(self._numbers), Future[messages.HandedOn]()
+        message = messages.HandOn(number, node, dataset, tuple(extents))
+        self._ask(message, messages.HandedOn(number), answer.set_result, time.monotonic() + LOCATE_S)
+        return answer.result()
+
     def _ask(
         self,
         message: messages.ToAgent,
@@ -218,37 +234,6 @@ class ClusterLink:
         )
         if not self._send(message):
             self._loop.post(partial(self._answered, unanswered))
-
-    def _handled(self, event: events.Event) -> None:
-        """Note that an event may have changed what this node holds. The changes of one round of the loop are told
-        together."""
-        if isinstance(event, CHANGES):
-            changed: Iterable[ExtentId] = (event.extent,)
-        elif isinstance(event, (events.Recovered, events.Renewed)):
-            changed = event.extents
-        elif isinstance(event, (events.TierLost, events.TierBack)):
-            changed = self._node.resident_in(event.tier)
-        else:
-            return
-        self._note(changed)
-
-    def _note(self, changed: Iterable[ExtentId]) -> None:
-        if (noted := dict.fromkeys(changed)) and not self._changes:
-            self._loop.post(self._tell)
-        self._changes.update(noted)
-
-    def _tell(self) -> None:
-        """Tell some changes, as things are now, and the others in the next rounds of the loop."""
-        changes = [self._changes.popitem()[0] for _ in range(min(STEP, len(self._changes)))]
-        if self._changes:
-            self._loop.post(self._tell)
-        node, filled, dropped = self._node, [], []
-        for extent in changes:
-            if self._lending.complete_in(extent) is not None:
-                filled.append(extent)
-            elif node.where(extent) is not None or not node.will_keep(extent):  # it has holes, or is gone
-                dropped.append(extent)
-        self._send(messages.ResidencyChanged(tuple(filled), tuple(dropped)))
 
     def tick(self) -> None:
         """Renew the leases of fills that make progress, and answer peers that wait for a fill which does not begin, and
@@ -338,7 +323,7 @@ class ClusterLink:
         self._told = messages.NodeChanged()
         self._tell_state()
         for tier in self._node.policy.tiers:
-            self._note(self._node.resident_in(tier))
+            self._changes.note(self._node.resident_in(tier))
 
     def _ended(self) -> None:
         questions, self._questions = self._questions, {}
@@ -370,6 +355,8 @@ class ClusterLink:
             self._answered(message)
         elif isinstance(message, messages.KeepExtents):
             self._keep(message)
+        elif isinstance(message, messages.TakeExtents):
+            self.take(message, self._send)
         elif isinstance(message, messages.ClusterState):
             self._changed(message.report)
         elif isinstance(message, messages.WrongCopy) and message.differs:

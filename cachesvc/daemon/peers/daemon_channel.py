@@ -20,7 +20,9 @@ from cachesvc.tiers.fill_progress import FillProgress
 OPEN_S = 10.0
 """The daemon may have to wait for an eviction before it begins a fill that a peer wants to follow."""
 KEEP_S = 1.0
-_Reply = messages.LentExtent | messages.ExtentsKept
+TAKE_S = 8.0
+"""Less than the calling node waits."""
+_Reply = messages.LentExtent | messages.ExtentsKept | messages.ExtentsTaken
 _Answer = tuple[_Reply, list[int]]
 
 
@@ -38,7 +40,7 @@ class DaemonChannel:
         try:
             while (received := messages.receive_in_agent(self._channel)) is not None:
                 message, descriptors = received
-                if isinstance(message, (messages.LentExtent, messages.ExtentsKept)):
+                if isinstance(message, _Reply):
                     self._answered(message, descriptors)
                 else:
                     self._on_message(message)
@@ -85,6 +87,14 @@ class DaemonChannel:
             return set()
         assert isinstance(message, messages.ExtentsKept)
         return set(message.extents)
+
+    def take(self, dataset: str, extents: list[ExtentId]) -> tuple[bytes, bool]:
+        """Ask the daemon to fetch extents of a node that leaves; return `taken` and `unknown` of `TakeReply`. Raises
+        TierFailed."""
+        number = next(self._numbers)
+        message, _ = self._ask(number, messages.TakeExtents(number, dataset, tuple(extents)), TAKE_S)
+        assert isinstance(message, messages.ExtentsTaken)
+        return message.taken, message.unknown
 
     def _ask(self, number: int, question: messages.ToDaemon, timeout_s: float) -> _Answer:
         waiting: Future[_Answer] = Future()

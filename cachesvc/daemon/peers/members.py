@@ -132,14 +132,18 @@ class Members:
         """Why the list of members cannot be read now; "" while it can."""
         return self._membership.trouble if self._membership is not None else ""
 
-    def leave(self) -> None:
-        """Say goodbye to the members that are present, and end this node's entry in the list where it has one."""
+    def leave(self, for_good: bool = False) -> None:
+        """Say goodbye to the members that are present, and end this node's entry in the list where it has one. `for_good`:
+        have them forget this node."""
         goodbye = pb.HelloRequest()
         goodbye.CopyFrom(self._hello)
         goodbye.leaving = True
         if self._membership is not None:
             self._membership.close()
         self.ask_present(lambda address: self._calls.hello(address, goodbye))
+        if for_good:
+            request = pb.ForgetRequest(protocol=PROTOCOL_VERSION, node=self._hello.name)
+            self.ask_present(lambda address: self._calls.forget_member(address, request))
         if self._membership is not None:
             self._watching.join(UNLIST_S)
 
@@ -147,6 +151,18 @@ class Members:
         """Note that a node greets this one."""
         with self._lock:
             self._roster.heard(name, time.monotonic())
+        self._wake.set()
+
+    def weigh(self, weight_bytes: int) -> None:
+        """Take another weight of this node."""
+        with self._lock:
+            self._roster.weigh(weight_bytes)
+        self._update()
+
+    def greet_soon(self, name: str) -> None:
+        """Greet a member at once, which has something to tell."""
+        with self._lock:
+            self._roster.greet_soon(name, time.monotonic())
         self._wake.set()
 
     def left(self, name: str, instance: str) -> None:

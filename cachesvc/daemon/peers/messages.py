@@ -112,7 +112,50 @@ class NodeChanged(msgspec.Struct, frozen=True, tag=True):
 
 
 class Leave(msgspec.Struct, frozen=True, tag=True):
-    """Tell the agent that this node ends in good order. It says goodbye to the others, and ends."""
+    """Tell the agent that this node ends in good order. It says goodbye to the others, and ends. `for_good`: the others
+    forget this node."""
+
+    for_good: bool = False
+
+
+class Withdraw(msgspec.Struct, frozen=True, tag=True):
+    """Tell the agent that this node begins to leave, so it owns nothing; or that it stays, with `weight_bytes`."""
+
+    weight_bytes: int
+
+
+class HandOn(msgspec.Struct, frozen=True, tag=True):
+    """Ask the agent to have another node fetch extents of a dataset from here."""
+
+    number: int
+    node: str
+    dataset: str
+    extents: tuple[ExtentId, ...]
+
+
+class HandedOn(msgspec.Struct, frozen=True, tag=True):
+    """Answer `HandOn`: a byte for each extent, as in `TakeReply`; none where the other node did not answer. `unknown`: it
+    has no catalog of the dataset."""
+
+    number: int
+    taken: bytes = b""
+    unknown: bool = False
+
+
+class TakeExtents(msgspec.Struct, frozen=True, tag=True):
+    """Ask the daemon to fetch extents of a dataset from a node that leaves."""
+
+    number: int
+    dataset: str
+    extents: tuple[ExtentId, ...]
+
+
+class ExtentsTaken(msgspec.Struct, frozen=True, tag=True):
+    """Answer `TakeExtents`, as `HandedOn` does."""
+
+    number: int
+    taken: bytes = b""
+    unknown: bool = False
 
 
 class ForgetNode(msgspec.Struct, frozen=True, tag=True):
@@ -216,6 +259,9 @@ ToAgent: TypeAlias = (
     | PlaceJudged
     | NodeChanged
     | Leave
+    | Withdraw
+    | HandOn
+    | ExtentsTaken
     | ForgetNode
     | FindHolders
 )
@@ -228,6 +274,8 @@ ToDaemon: TypeAlias = (
     | ClusterState
     | NodeForgotten
     | HoldersFound
+    | HandedOn
+    | TakeExtents
 )
 receive_in_agent: Receiver[ToAgent] = Receiver(ToAgent)
 receive_in_daemon: Receiver[ToDaemon] = Receiver(ToDaemon)

@@ -29,6 +29,10 @@ ID_BYTES = 16
 """The bytes of an extent's id in a message. A fill has 8 more, for its generation."""
 MOST_IDS = 1 << 17
 """Extents that one call names: 2 MiB, half of what gRPC accepts."""
+TAKE_S = 10.0
+"""The time in which a node says which extents it fetches; it may have to load their catalog first."""
+KEEPALIVE_S = 10.0
+"""How often a call that takes long asks whether the other end is still there."""
 _FILL = struct.Struct("<16sQ")
 
 
@@ -70,6 +74,15 @@ class PeerCalls:
             found += self._stub(address).Held(request, timeout=CALL_S).held
         return bytes(found)
 
+    def take(self, address: str, request: pb.TakeRequest) -> pb.TakeReply:
+        """Have a node fetch extents of one that leaves."""
+        reply: pb.TakeReply = self._stub(address).Take(request, timeout=TAKE_S)
+        return reply
+
+    def relay(self, address: str, request: pb.RelayRequest, timeout_s: float | None) -> Any:
+        """Have a node answer a call of the control API; return the call, which yields `NodeAnswer`s."""
+        return self._stub(address).Relay(request, timeout=timeout_s)
+
     def certificate_trouble(self, address: str) -> str:
         """Return what is wrong with the certificate of a node that does not answer calls, or with this one's; "" for
         nothing known. gRPC tells neither side, so this makes a handshake with the port of extents of that node."""
@@ -101,6 +114,10 @@ class PeerCalls:
             options: list[tuple[str, int | str]] = [
                 ("grpc.enable_http_proxy", 0),
                 ("grpc.max_reconnect_backoff_ms", int(RECONNECT_S * 1000)),
+                ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),
+                ("grpc.keepalive_timeout_ms", int(CALL_S * 1000)),
+                ("grpc.http2.max_pings_without_data", 0),
+                ("grpc.max_receive_message_length", -1),
             ]
             if self._tls_name:
                 options.append(("grpc.ssl_target_name_override", self._tls_name))

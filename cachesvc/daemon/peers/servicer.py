@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import grpc
 
@@ -19,7 +19,8 @@ class PeersServicer:
     """Answers other nodes on gRPC's threads. `hello` makes the answer to a greeting; `wrong` gets the name of a node, the
     extents whose copies from here were wrong, and whether they differ from the source. `heard` gets the name of a node that
     greets this one, `left` the name and instance of one that says goodbye, and `forget` the name of a member to forget.
-    `held` says which extents this node holds."""
+    `held` says which extents this node holds, and `relay` has the daemon answer calls of clients of other nodes. `take`
+    has it fetch extents of a dataset from a node that leaves, given its name."""
 
     def __init__(
         self,
@@ -30,11 +31,14 @@ class PeersServicer:
         left: Callable[[str, str], None],
         forget: Callable[[str], bool],
         held: Callable[[list[ExtentId]], bytes],
+        relay: Callable[[pb.RelayRequest, grpc.ServicerContext], Iterator[pb.NodeAnswer]],
+        take: Callable[[str, str, list[ExtentId]], tuple[bytes, bool]],
     ) -> None:
         self._owned = owned
         self._hello = hello
         self._wrong = wrong
         self._heard, self._left, self._forget, self._held = heard, left, forget, held
+        self._relay, self._take = relay, take
 
     def Hello(self, request: pb.HelloRequest, context: grpc.ServicerContext) -> pb.HelloReply:
         if request.leaving:
@@ -69,6 +73,17 @@ class PeersServicer:
         with errors_as_statuses(context):
             _check_protocol(request.protocol)
             return pb.HeldReply(held=self._held(unpack_ids(request.extents)))
+
+    def Relay(self, request: pb.RelayRequest, context: grpc.ServicerContext) -> Iterator[pb.NodeAnswer]:
+        with errors_as_statuses(context):
+            _check_protocol(request.protocol)
+        yield from self._relay(request, context)
+
+    def Take(self, request: pb.TakeRequest, context: grpc.ServicerContext) -> pb.TakeReply:
+        with errors_as_statuses(context):
+            _check_protocol(request.protocol)
+            taken, unknown = self._take(request.node, request.dataset, unpack_ids(request.extents))
+            return pb.TakeReply(taken=taken, unknown=unknown)
 
     def Report(self, request: pb.ReportRequest, context: grpc.ServicerContext) -> pb.ReportReply:
         with errors_as_statuses(context):

@@ -66,6 +66,7 @@ def test_damaged_tars_are_left_out_with_a_note(root: Path) -> None:
     check_kept(root)
 
 
+@pytest.mark.slow
 def test_a_daemon_leaves_them_out_too(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Daemon(tmp_path / "node", ["--ram", "64MiB", "--allow", str(root)]) as daemon:
         monkeypatch.setenv("CACHESVC_SOCKET", daemon.socket_dir)

@@ -72,6 +72,7 @@ def test_items_come_back_in_every_compression(tmp_path: Path, form: str) -> None
         assert np.array_equal(row["matrix"], np.full((n, 2), -n, np.int16))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_a_daemon_fills_and_grants_chunks(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     root = litdata(tmp_path / "d", {"i": "int"}, [[struct.pack("<q", n)] for n in range(40)], 11, form)

@@ -31,3 +31,13 @@ def test_it_gets_what_is_claimed_here_also_where_the_data_does_not_fit() -> None
     node = node_of(ram=2)
     tell(node, declare(A, B, C))
     assert tell(node, PeerWants(C, without_source=True)) == [StartFill(C, RAM)]
+
+
+def test_what_a_leaving_node_hands_on_takes_room_to_keep_and_none_of_the_window() -> None:
+    node = node_of(ram=2)
+    tell(node, declare(A, B, C))  # one is kept, and the others stream
+    assert tell(node, PeerWants(A, handed_on=True)) == [StartFill(A, RAM)]
+    tell(node, Filled(A, RAM))
+    assert tell(node, PeerWants(B, handed_on=True)) == []
+    assert not node.will_keep(B)
+    assert node.where(A) == RAM

@@ -65,11 +65,11 @@ def another_job(data: Path, how: str) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("tier", "how", "restarted"),
     [
-        ("ram", "at rest", True),
         ("nvme", "reading", False),
         *(
             pytest.param(*each, marks=pytest.mark.slow)
             for each in (
+                ("ram", "at rest", True),
                 ("ram", "at rest", False),
                 ("ram", "reading", False),
                 ("nvme", "at rest", False),
@@ -100,6 +100,7 @@ def test_a_job_that_holds_the_whole_cache_gives_another_its_share(
     dataset.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tier", ["ram", "nvme"])
 def test_loaders_of_one_thread_ask_each_other_for_room(daemon: Daemon, tmp_path: Path) -> None:
     first = open_dataset(tmp_path / "first", format="records", record_bytes=RECORD)

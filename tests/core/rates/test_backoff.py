@@ -167,10 +167,10 @@ def check_settled(
     ("source", "clients", "threads", "latency_s"),
     [
         (Bucket(100, 10), 2, 64, 0.002),
-        (Bucket(100, 10), 2, 256, 0.002),
+        pytest.param(Bucket(100, 10), 2, 256, 0.002, marks=pytest.mark.slow),
         pytest.param(Bucket(3500, 350), 16, 64, 0.03, marks=pytest.mark.slow),
-        (Bucket(150, 15), 2, 64, 0.005),
-        (Bucket(1000, 100), 1, 64, 0.01),
+        pytest.param(Bucket(150, 15), 2, 64, 0.005, marks=pytest.mark.slow),
+        pytest.param(Bucket(1000, 100), 1, 64, 0.01, marks=pytest.mark.slow),
         (Bucket(40, 4), 2, 64, 0.02),
         (Bucket(100, 100), 2, 64, 0.02),
         (Bucket(20, 2), 1, 64, 0.02),

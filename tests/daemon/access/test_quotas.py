@@ -118,6 +118,7 @@ def read_through(socket_dir: str, dataset: str, extents: int) -> int:
         return sum(bool(read_extent(grants, extent)) for extent in range(extents))
 
 
+@pytest.mark.slow
 @as_root
 @pytest.mark.parametrize("quota", ["user={}", "{{data}}/={}"], ids=["of users", "of data"])
 def test_a_user_cannot_pin_more_than_its_quota_and_who_runs_the_daemon_can(

@@ -280,6 +280,7 @@ def test_of_a_node_that_dies_the_blocks_that_came_are_kept(
     assert sent == [SIZE - BLOCKS // 2 * BLOCK]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_least", [1, 17, 33])
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_a_node_that_is_killed_while_it_sends_leaves_whole_blocks(

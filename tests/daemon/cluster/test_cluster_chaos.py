@@ -41,6 +41,7 @@ def survive(
     assert len(chaos.done) == events
 
 
+@pytest.mark.slow
 def test_a_few_faults_cost_no_reader_an_extent(tmp_path: Path, s3_server: SeaweedFS) -> None:
     survive(tmp_path / "cluster", s3_server, "loopback", extents=160, epochs=2, events=5, seed=1)
 

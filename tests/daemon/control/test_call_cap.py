@@ -85,6 +85,7 @@ def pid_seen(daemon: Daemon, uid: int) -> int:
         return control.status().pid
 
 
+@pytest.mark.slow
 @as_root
 @pytest.mark.parametrize("method", SILENT)
 def test_endless_calls_of_one_user_leave_room_for_others(daemon: Daemon, method: str) -> None:

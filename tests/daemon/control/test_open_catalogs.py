@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import pytest
+
 from cachesvc.catalog.options import Options
 from cachesvc.client.control import Control
 from cachesvc.client.grants import DaemonGrants
@@ -21,6 +23,7 @@ PAGES = 96
 OPENED = 40
 
 
+@pytest.mark.slow
 def test_openings_of_other_options_keep_few_files_open(tmp_path: Path) -> None:
     data = random.Random(7).randbytes(PAGES * PAGE)
     (tmp_path / "data").mkdir()

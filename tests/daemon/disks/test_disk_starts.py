@@ -168,6 +168,7 @@ def test_a_directory_that_is_named_twice_is_refused(tmp_path: Path, data: bytes)
             pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left", [True, False, None], ids=["with a temporary file", "empty", "laid out"])
 def test_a_daemon_starts_beside_a_read_only_disk(tmp_path: Path, data: bytes, left: bool | None) -> None:
     with mounted(tmp_path / "ro", "size=16m") as disk, beside(tmp_path, data, disk) as found:

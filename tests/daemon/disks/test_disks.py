@@ -206,6 +206,7 @@ def disk_in_trouble(
         yield found, disk
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("trouble", "end", "broken"), [FULL, READ_ONLY])
 def test_a_disk_that_takes_nothing_any_more_fails_no_read(
     tmp_path: Path, data: bytes, trouble: Callable[[Path], None], end: object, broken: bool
@@ -235,6 +236,7 @@ def test_a_disk_that_accepts_writes_again_is_used_again(
         assert found.read() == EXTENTS
 
 
+@pytest.mark.slow
 def test_pinned_extents_are_evicted_last_when_a_daemon_starts_with_a_smaller_budget(
     tmp_path: Path, data: bytes
 ) -> None:

@@ -273,6 +273,7 @@ def test_a_follower_hears_of_events_across_a_crash(tmp_path: Path) -> None:
 
 
 ELSEWHERE = {
+    "drained": "cluster/test_drain.py",
     "fill_failed": "fills/test_fill.py",
     "unreadable": "disks/test_disks.py",
     "reloaded": "reload/test_reload.py",

@@ -131,6 +131,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FakeS3, threading.Ev
             go.set()
 
 
+@pytest.mark.slow
 @as_root
 def test_long_builds_of_one_user_do_not_delay_other_users(
     slow: tuple[FakeS3, threading.Event], tmp_path: Path

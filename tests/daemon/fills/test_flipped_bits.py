@@ -152,6 +152,7 @@ def flipper(seed: int, *directories: Path) -> Iterator[Flipper]:
     found.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("worker_type", ["process", "thread"])
 def test_records_are_right_while_bits_flip_under_their_readers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worker_type: WorkerType
@@ -184,6 +185,7 @@ def test_records_are_right_while_bits_flip_under_their_readers(
         records.opened.close()
 
 
+@pytest.mark.slow
 def test_files_are_right_after_bits_flipped_between_two_daemons_and_under_the_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -335,6 +335,7 @@ def test_only_unreadable_objects_are_bad_samples_through_a_daemon(
             each.close()
 
 
+@pytest.mark.slow
 def test_copies_with_holes_are_neither_handed_over_nor_lent(
     store: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

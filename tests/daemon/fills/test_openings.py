@@ -115,6 +115,7 @@ def test_nothing_else_stands_in(down: FakeS3, tmp_path: Path) -> None:
         openings(tmp_path, now=hour_later).find(job(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_source_that_says_nothing_is_down_and_one_that_is_slow_is_not(down: FakeS3, tmp_path: Path) -> None:
     open_once(tmp_path)
     let_go = threading.Event()

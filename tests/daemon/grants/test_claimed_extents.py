@@ -75,6 +75,7 @@ def opened(socket_dir: str, datasets: list[DatasetId]) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @as_root
 def test_a_user_claims_no_more_extents_than_twice_what_that_leaves_free(
     daemon: Daemon, datasets: list[DatasetId]

@@ -95,6 +95,7 @@ messages = st.builds(
 ).map(lambda fields: wire.encode(*fields))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     greets=st.booleans(),

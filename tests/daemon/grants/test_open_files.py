@@ -187,6 +187,7 @@ def test_small_extents_take_no_descriptor_and_are_sealed_for_each_reader() -> No
     again.close()
 
 
+@pytest.mark.slow
 def test_a_daemon_raises_its_own_limit_as_far_as_it_may(tmp_path: Path) -> None:
     daemon = FewFiles(tmp_path, 3 * OPEN_FILES_LEAST, soft=OPEN_FILES_LEAST)
     with daemon:

@@ -239,6 +239,7 @@ def test_jobs_one_after_the_other_on_a_pinned_dataset_have_epochs_of_their_own(t
                 wait_until(lambda expected=expected: told() == expected)
 
 
+@pytest.mark.slow
 def test_a_reader_that_ends_while_its_plan_is_read_leaves_nothing(daemon: Daemon, dataset: DatasetId) -> None:
     before = descriptors(daemon)
     rows = [0] * plans.MAX_ROWS

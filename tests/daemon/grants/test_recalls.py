@@ -62,6 +62,7 @@ def wrong(batches: DataLoader) -> int:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "kind"), [(0, "process"), (2, "process"), (2, "thread")])
 def test_a_loader_that_has_a_rotten_file_open_reads_it_anew_once_that_is_found(
     tmp_path: Path, environment: Callable[..., Daemon], workers: int, kind: WorkerType
@@ -103,6 +104,7 @@ def test_a_file_that_is_cut_under_a_reader_is_replaced_and_no_read_fails(
         data.opened.close()
 
 
+@pytest.mark.slow
 def test_a_file_that_is_cut_under_a_reader_by_name_is_replaced(
     tmp_path: Path, environment: Callable[..., Daemon], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,6 +250,7 @@ def test_an_extent_recalled_before_its_grant_is_released_after_the_read(
     assert set(grants.leases.values()) == {1}
 
 
+@pytest.mark.slow
 def test_threads_read_on_while_extents_are_recalled(reader: Reading) -> None:
     found, grants, records = reader
     over, asked = threading.Event(), grants.calls

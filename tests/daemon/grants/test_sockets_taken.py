@@ -109,6 +109,7 @@ def test_a_daemon_that_ends_removes_only_its_own_sockets(tmp_path: Path) -> None
         assert [(directory / name).read_text() for name in SOCKETS] == ["mine"] * len(SOCKETS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ignored", [False, True], ids=["closed terminal", "nohup"])
 def test_a_closed_terminal_ends_a_daemon_cleanly_but_not_under_nohup(
     ignored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -95,6 +95,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
         yield found
 
 
+@pytest.mark.slow
 def test_twenty_datasets_are_few_series_of_a_valid_exposition(node: Node) -> None:
     readers = []
     for number in range(DATASETS):

@@ -53,6 +53,7 @@ def test_what_is_in_ram_survives_a_killed_daemon(node: Node, records: Records) -
         assert fetched(node) == records.rows.nbytes
 
 
+@pytest.mark.slow
 def test_jobs_read_on_while_the_daemon_is_killed_again_and_again(
     tmp_path: Path, node: Node, records: Records
 ) -> None:
@@ -116,6 +117,7 @@ def refused(node: Node, *more: str) -> str:
     return node.daemon.log[before:]
 
 
+@pytest.mark.slow
 def test_a_release_that_does_not_start_leaves_the_one_before(
     tmp_path: Path, node: Node, records: Records
 ) -> None:

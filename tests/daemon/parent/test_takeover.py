@@ -51,6 +51,7 @@ def asks(directory: str, enough: threading.Event) -> int:
     return len(seen)
 
 
+@pytest.mark.slow
 def test_jobs_notice_nothing_of_takeovers_from_the_first_cold_epoch_on(
     tmp_path: Path, node: Node, records: Records
 ) -> None:
@@ -98,6 +99,7 @@ def memory_of(node: Node) -> list[str]:
     return sorted(held_memory(node.daemon.pid))
 
 
+@pytest.mark.slow
 def test_a_fill_under_way_ends_first_and_its_reader_has_it(node: Node, records: Records) -> None:
     grants = DaemonGrants(node.daemon.socket_dir, opened(node, records))
     node.proxy.reset()
@@ -174,6 +176,7 @@ def listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
+@pytest.mark.slow
 def test_both_sockets_have_the_mode_of_the_new_daemon(node: Node) -> None:
     def modes() -> set[int]:
         here = Path(node.daemon.socket_dir)
@@ -185,6 +188,7 @@ def test_both_sockets_have_the_mode_of_the_new_daemon(node: Node) -> None:
     assert modes() == {0o600}
 
 
+@pytest.mark.slow
 def test_without_a_service_a_new_one_starts_as_usual(own: Node) -> None:
     node, records = own, stored(own)
     node.daemon.stop()

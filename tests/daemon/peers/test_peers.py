@@ -102,6 +102,7 @@ def test_a_corrupt_copy_is_repaired_from_a_peer_where_the_source_is_gone(tmp_pat
     assert status.resident_bytes == nodes.size
 
 
+@pytest.mark.slow
 def test_a_node_checks_copies_from_before_its_start_before_it_lends_them(tmp_path: Path) -> None:
     nodes, nvme = Nodes(tmp_path), tmp_path / "a" / "nvme"
     nvme.mkdir(parents=True)
@@ -120,6 +121,7 @@ def test_a_node_checks_copies_from_before_its_start_before_it_lends_them(tmp_pat
     assert corrupt == 1
 
 
+@pytest.mark.slow
 def test_a_dataset_of_some_users_is_shared_between_members(tmp_path: Path) -> None:
     """Which users may read it is for each node to enforce."""
     nodes = Nodes(tmp_path)

@@ -115,6 +115,7 @@ def forwarding(port: int) -> Iterator[None]:
         thread.join(WAIT_S)
 
 
+@pytest.mark.slow
 def test_a_node_whose_extents_cannot_be_read_is_not_present(tmp_path: Path) -> None:
     with fake_s3() as server, ExitStack() as stack:
         bucket(server)

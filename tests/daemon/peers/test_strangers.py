@@ -29,7 +29,15 @@ def test_the_port_of_calls_bounds_its_connections(tmp_path: Path) -> None:
     tls = Tls(*(str(tmp_path / name) for name in ("a.pem", "a.key", "ca.pem")))
     owned = OwnedExtents("a", lambda extents, later, without_source=False: set())
     servicer = PeersServicer(
-        owned, pb.HelloReply, lambda *_: None, lambda _: None, lambda *_: None, bool, lambda _: b""
+        owned,
+        pb.HelloReply,
+        lambda *_: None,
+        lambda _: None,
+        lambda *_: None,
+        bool,
+        lambda _: b"",
+        lambda *_: iter(()),
+        lambda *_: (b"", False),
     )
     address = f"127.0.0.1:{port}"
     server = serve_calls(servicer, address, tls, connections=1)
@@ -41,6 +49,7 @@ def test_the_port_of_calls_bounds_its_connections(tmp_path: Path) -> None:
     server.stop(None).wait(WAIT_S)
 
 
+@pytest.mark.slow
 def test_half_open_connections_cost_the_members_no_byte(tmp_path: Path) -> None:
     nodes, metrics = Nodes(tmp_path), f"127.0.0.1:{free_ports(1)[0]}"
     ca = authority(tmp_path)

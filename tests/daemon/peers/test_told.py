@@ -183,6 +183,7 @@ def test_a_node_that_never_read_a_list_says_so(tmp_path: Path) -> None:
         assert scraped(metrics)["cachesvc_cluster_list_read"] == 1
 
 
+@pytest.mark.slow
 def test_nodes_that_start_before_their_list_fetch_each_extent_once(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path)
     late = f"file://{tmp_path}/members"

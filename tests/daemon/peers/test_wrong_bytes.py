@@ -45,6 +45,7 @@ def rows(daemon: Daemon) -> dict[str, Any]:
         return {each.name: each for each in control.nodes().nodes}
 
 
+@pytest.mark.slow
 def test_where_all_is_compared_no_wrong_byte_is_granted(tmp_path: Path) -> None:
     with fake_s3() as server, ExitStack() as stack:
         sick_bucket(server)

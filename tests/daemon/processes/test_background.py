@@ -49,6 +49,7 @@ def test_a_c_library_without_the_call_sets_only_the_niceness(monkeypatch: pytest
     background.run_in_background()
 
 
+@pytest.mark.slow
 def test_numbers_of_closed_standard_descriptors_are_not_reused_for_extents(tmp_path: Path) -> None:
     """Otherwise a library that writes to standard error would write into an extent."""
 

@@ -41,6 +41,7 @@ def server(pool: Pool) -> psutil.Process:
     return found
 
 
+@pytest.mark.slow
 def test_fillers_are_replaced_when_the_fork_server_dies(pool: Pool) -> None:
     before, first = pool.pids(), server(pool)
     assert first.pid in [each.pid for each in psutil.Process().children()]
@@ -84,6 +85,7 @@ def test_the_exit_code_of_a_filler_is_reported(pool: Pool, number: signal.Signal
     assert f"(exit code -{int(number)})" in pool.of("under way").message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "together", "crashed"), [
     (signal.SIGABRT, 1, True), (signal.SIGSEGV, 1, True), (signal.SIGKILL, 1, False), (signal.SIGABRT, 2, False),
 ])  # fmt: skip
@@ -113,6 +115,7 @@ def test_a_filler_that_is_killed_before_its_start_ends(pool: Pool) -> None:
     channel.close()
 
 
+@pytest.mark.slow
 def test_an_opening_survives_the_death_of_the_server(pool: Pool, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data/0.bin").write_bytes(bytes(4096))
@@ -181,6 +184,7 @@ def test_an_inherited_ignored_sigchld_has_no_effect(tmp_path: Path) -> None:
         signal.signal(signal.SIGCHLD, before)
 
 
+@pytest.mark.slow
 def test_a_daemon_that_adopts_orphans_reaps_them(pool: Pool) -> None:
     """The first process of a container does so."""
     adopt = partial(ctypes.CDLL(None).prctl, PR_SET_CHILD_SUBREAPER)
@@ -197,6 +201,7 @@ def test_a_daemon_that_adopts_orphans_reaps_them(pool: Pool) -> None:
         adopt(0)
 
 
+@pytest.mark.slow
 def test_a_dead_filler_leaves_no_descriptor(pool: Pool) -> None:
 
     def life(number: int) -> None:

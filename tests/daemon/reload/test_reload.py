@@ -124,6 +124,7 @@ def test_a_changed_file_changes_allowlist_quota_and_budget_under_readers(daemon:
     wait_until(lambda: daemon.dataset(dataset).kept_bytes in (0, SIZE))
 
 
+@pytest.mark.slow
 def test_a_dataset_that_is_not_allowed_any_more_has_no_new_readers(daemon: Configured) -> None:
     daemon.write(folders=2)
     daemon.reloaded()

@@ -276,6 +276,7 @@ def test_an_endpoint_outlives_its_daemon_and_is_started_again(
     assert client.get_object(Bucket=bucket, Key="data/zero")["Body"].read() == b"", "with the same keys"
 
 
+@pytest.mark.slow
 def test_an_endpoint_asks_each_time_where_told_so_and_ends_with_its_service(
     s3_server: SeaweedFS, tree: tuple[str, dict[str, bytes]], tmp_path: Path
 ) -> None:

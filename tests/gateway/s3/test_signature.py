@@ -60,7 +60,11 @@ def test_the_example_of_the_documentation_is_right() -> None:
     assert code_of("GET", url, headers | {"range": "bytes=0-10"}, now=1369353600) == "SignatureDoesNotMatch"
 
 
-@given(key=st.text(st.characters(codec="utf-8"), min_size=1, max_size=20), prefix=st.text(max_size=10))
+# An alphabet of their own: Hypothesis needs seconds to list all characters.
+ODD = st.sampled_from("azAZ09-_.~!*'()/+%&=?#;:@,$\\\"<>{}|^`[] \t\n\x01\x7fäß€字😀")
+
+
+@given(key=st.text(ODD, min_size=1, max_size=20), prefix=st.text(ODD, max_size=10))
 def test_any_key_and_argument_that_botocore_signs_is_verified(key: str, prefix: str) -> None:
     from urllib.parse import quote
 

@@ -172,6 +172,7 @@ def test_a_mismatch_of_long_mixtures_gives_a_short_error(root: Path) -> None:
     assert len(str(caught.value)) < 800
 
 
+@pytest.mark.slow
 def test_a_state_of_many_datasets_and_weights_is_small_and_exact(root: Path) -> None:
     (first, *_) = numbers(root)
     parts = [first.take(count) for count in range(1, 41)]

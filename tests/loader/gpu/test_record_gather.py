@@ -124,6 +124,7 @@ ORDERS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("part", ["all", "some", "some, mixed"])

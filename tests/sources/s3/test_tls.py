@@ -98,6 +98,7 @@ def test_a_certificate_that_is_not_the_servers_is_refused_in_words(
         source.close()
 
 
+@pytest.mark.slow
 def test_bits_that_flip_in_ranges_are_seen_and_read_again(
     s3_server: SeaweedFS,
     bucket: str,

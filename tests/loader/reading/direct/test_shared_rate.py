@@ -51,6 +51,7 @@ def test_an_idle_rate_grants_one_burst_at_once(tmp_path: Path) -> None:
     assert rate.take(int(RATE)) == pytest.approx(2.0)
 
 
+@pytest.mark.slow
 def test_real_processes_share_the_rate(tmp_path: Path) -> None:
     size, times, rate = 1 << 20, 8, float(16 << 20)
     started = time.monotonic()
