@@ -32,7 +32,9 @@ from tests.loader.prepare.pictures import same
 KINDS = arrays.boolean_dtypes() | arrays.integer_dtypes() | arrays.floating_dtypes(sizes=(32, 64))
 any_arrays = arrays.arrays(KINDS, arrays.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4))
 values = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.binary() | st.text() | any_arrays
-values |= any_arrays.map(lambda array: torch.from_numpy(array.astype("<i8")))
+values |= any_arrays.map(
+    lambda array: torch.from_numpy(array.view("u1") if array.ndim else array.astype(bool))
+)
 samples = values | st.lists(values, min_size=1, max_size=3) | st.tuples(values, values)
 samples |= st.dictionaries(st.text(max_size=4), values, min_size=1, max_size=3)
 
