@@ -82,12 +82,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     loader runs on one rank alone. `on_error`: "raise" | "skip" | "substitute" for a sample that is permanently unreadable,
     or whose decode or transform raises. `skip_steps`: ranges of global batches, counted through all epochs from 0, that are
     left out for good. `exclude`: keys of samples that are left out from where the run stands on; batches have repeats in
-    their place, and `valid` counts the others. `peer_failure_s`: how many seconds a rank that is blocked in a collective
-    outlives another's failure. `log_stats`: log one line each epoch. `worker_type`: "process", or "thread" for workers that
-    are threads of this process (batches are not copied between processes; `get_worker_info()` is None in them). `device`: a
-    CUDA device to which batches are moved ahead of use. `pinned_bytes`: at most so much of the cache's memory is pinned, so
-    that the device gathers fixed-size records out of it. `snapshot_every_n_steps`: as in torchdata's StatefulDataLoader,
-    for a loader that torch alone runs.
+    their place, and `valid` counts the others. Of packs they are keys of documents, which padding replaces.
+    `peer_failure_s`: how many seconds a rank that is blocked in a collective outlives another's failure. `log_stats`: log
+    one line each epoch. `worker_type`: "process", or "thread" for workers that are threads of this process (batches are not
+    copied between processes; `get_worker_info()` is None in them). `device`: a CUDA device to which batches are moved ahead
+    of use. `pinned_bytes`: at most so much of the cache's memory is pinned, so that the device gathers fixed-size records
+    out of it. `snapshot_every_n_steps`: as in torchdata's StatefulDataLoader, for a loader that torch alone runs.
 
     Raises InvalidInput; while iterating, the errors of reading, as PeerRankFailed on every rank of a job of several.
     """

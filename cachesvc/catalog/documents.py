@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -117,7 +118,7 @@ def _of_megatron(catalog: Catalog, ids: Ints | None, bounds: Ints, dtype: np.dty
     begin, length, file = begin[in_catalog], length[in_catalog], file[in_catalog]
     addresses = address[file] + (begin - token[file]) * dtype.itemsize
     first = np.searchsorted(addresses, catalog.extent_starts)
-    return _documents_at(dtype, np.append(first, len(addresses)), addresses, length)
+    return replace(_documents_at(dtype, np.append(first, len(addresses)), addresses, length), of_files=True)
 
 
 def _files(catalog: Catalog, width: int) -> tuple[Ints, Ints, Ints]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -12,6 +12,8 @@ from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.columns import Ints
 from cachesvc.catalog.layout import Columns, Fixed, Indirect
 from cachesvc.core.safe_text import redacted
+
+T = TypeVar("T")
 
 
 class SamplePlace(NamedTuple):
@@ -23,6 +25,14 @@ class SamplePlace(NamedTuple):
     begin: int
     end: int
     row: int = -1
+
+
+class NamedSample(NamedTuple):
+    """A sample's key, "" without one, and the bytes that hold it. A pack has the keys of its `documents` in its place."""
+
+    key: str
+    places: tuple[SamplePlace, ...]
+    documents: tuple[str, ...] = ()
 
 
 def places_of(catalog: Catalog, samples: Ints) -> list[tuple[SamplePlace, ...]]:
@@ -48,10 +58,10 @@ def address_places(catalog: Catalog, begin: Ints, end: Ints) -> list[tuple[Sampl
     return [_merged(stored.at(*pair)) for pair in zip(begin.tolist(), end.tolist(), strict=True)]
 
 
-def grouped(row: Ints, places: list[tuple[SamplePlace, ...]], rows: int) -> list[tuple[SamplePlace, ...]]:
-    """The places of each of `rows` rows, where `places[i]` are of row `row[i]`."""
-    found: list[list[SamplePlace]] = [[] for _ in range(rows)]
-    for at, some in zip(row.tolist(), places, strict=True):
+def grouped(row: Ints, items: Sequence[tuple[T, ...]], rows: int) -> list[tuple[T, ...]]:
+    """The items of each of `rows` rows, where `items[i]` are of row `row[i]`."""
+    found: list[list[T]] = [[] for _ in range(rows)]
+    for at, some in zip(row.tolist(), items, strict=True):
         found[at] += some
     return [*map(tuple, found)]
 

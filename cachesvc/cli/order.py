@@ -135,7 +135,8 @@ def _print(run: SavedRun, taken: Iterable[Taken], as_json: bool) -> None:
             else f"{place['object']} row {place['row']}"
             for place in row["places"]
         )
-        cells = (str(each.step), str(each.trained), str(each.slot), row["key"], " ".join(places))
+        key = row["key"] or " ".join(row.get("documents", ()))
+        cells = (str(each.step), str(each.trained), str(each.slot), key, " ".join(places))
         sys.stdout.write("\t".join(map(printable, cells)) + "\n")
 
 
@@ -154,7 +155,8 @@ def _rows(run: SavedRun, taken: list[Taken]) -> Iterator[tuple[Taken, dict[str, 
                 "slot": each.slot,
                 "key": sample.key,
                 "places": places,
-            },
+            }
+            | ({"documents": [*sample.documents]} if sample.documents else {}),
         )
 
 

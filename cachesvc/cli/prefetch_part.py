@@ -84,9 +84,9 @@ def part_of(
     from cachesvc.core.order.epoch_order import OrderSpec, window_extents
     from cachesvc.saved_runs.catalogs import catalog_of
     from cachesvc.saved_runs.data import DataSource
+    from cachesvc.saved_runs.extents import extents_of
     from cachesvc.saved_runs.run_data import Leaf
     from cachesvc.saved_runs.saved_run import SavedRun, fresh_state
-    from cachesvc.saved_runs.stored_packs import extents_of
 
     if not uris:
         raise InvalidInput("give the URI of the data")

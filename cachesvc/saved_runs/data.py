@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,9 +14,11 @@ from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.columns import Ints
 from cachesvc.catalog.options import Options
 from cachesvc.core.errors import InvalidInput, StateMismatch
-from cachesvc.core.order.mixture_weights import EpochWeights, Row, StepWeights
 from cachesvc.core.order.parts import random_parts
 from cachesvc.core.safe_text import redacted
+
+if TYPE_CHECKING:
+    from cachesvc.core.order.mixture_weights import EpochWeights, Row, StepWeights
 
 MAX_SOURCE_CHARS = 16_384
 """Characters of a source in a state; a state has 64 KiB. Longer lists of URIs and indices are left out."""

@@ -5,20 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.columns import Ints
 from cachesvc.core.errors import InvalidInput, StateMismatch
-from cachesvc.core.order.mixture_weights import weights_of
 from cachesvc.core.order.state import LoaderState, parse_state
 from cachesvc.saved_runs.catalogs import catalog_at, catalog_of
 from cachesvc.saved_runs.data import DataSource, MixSource, PackSource, Source, check_identity, parse_source
-from cachesvc.saved_runs.run_data import Leaf, Mixed, Packs, sizes_of
+from cachesvc.saved_runs.run_data import Leaf
 from cachesvc.saved_runs.saved_run import SavedRun
 from cachesvc.saved_runs.state_files import read_state
+
+if TYPE_CHECKING:
+    from cachesvc.saved_runs.composed import Mixed, Packs
 
 _PLAIN = re.compile("[0-9a-f]{32}(:[0-9a-f]{16})?")
 
@@ -62,6 +64,9 @@ def opened_run(
 def _composed(
     source: PackSource | MixSource, copies: Sequence[Catalog], socket: str | None, counts: str | None
 ) -> Packs | Mixed:
+    from cachesvc.core.order.mixture_weights import weights_of
+    from cachesvc.saved_runs.composed import Mixed, Packs, sizes_of
+
     if isinstance(source, PackSource):
         return Packs(source, _leaf(source.of, copies, socket), counts)
     parts = [

@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import groupby, islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from cachesvc.catalog.columns import Ints
+from cachesvc.catalog.sample_places import NamedSample
 from cachesvc.core.errors import InvalidInput, NotFound, StateMismatch
 from cachesvc.core.order.assignment import Assignment
 from cachesvc.core.order.digests import SampleSum
@@ -19,7 +20,10 @@ from cachesvc.core.order.excluded import parse_excluded
 from cachesvc.core.order.run import RunOrder
 from cachesvc.core.order.skipped import RunSteps, parse_skipped
 from cachesvc.core.order.state import STATE_VERSION, LoaderState
-from cachesvc.saved_runs.run_data import ContentsIn, Leaf, Mixed, NamedSample, RunData
+from cachesvc.saved_runs.run_data import ContentsIn, Leaf
+
+if TYPE_CHECKING:
+    from cachesvc.saved_runs.composed import RunData  # with all that mixtures and packs need
 
 _CHUNK = 1 << 18
 """Samples of which the digest is summed at once."""
@@ -60,13 +64,12 @@ class SavedRun:
     def __init__(self, state: LoaderState, data: RunData) -> None:
         self.state, self.data = state, data
         self._spec = spec = state.spec
-        self._skipped, self._excluded = parse_skipped(spec.skipped), parse_excluded(spec.excluded)
+        self._skipped = parse_skipped(spec.skipped)
         self._index_of = data.layout(spec.shuffle).index_of if isinstance(data, Leaf) else None
         samples = data.size(spec, state.epoch)
-        if not isinstance(data, Mixed) and samples != state.samples:
+        if not data.may_change and samples != state.samples:
             raise StateMismatch(f"the state's run has {state.samples:,} samples, and this data {samples:,}")
-        changes = data.changes if isinstance(data, Mixed) else ()
-        self._run_steps = RunSteps(spec.since_epoch, spec.since_step, changes, self._steps_of)
+        self._run_steps = RunSteps(spec.since_epoch, spec.since_step, data.changes, self._steps_of)
         self._order: EpochOrder | RunOrder | None = None
 
     def place(self, step: int) -> tuple[int, int]:
@@ -122,7 +125,7 @@ class SavedRun:
             found = tail.samples[0][: int(tail.valid[0])]
             slots = low // (high - low) * tail.samples.shape[1] + np.arange(found.size)
         indices = found if self._index_of is None else self._index_of[found]
-        kept = ~self._excluded.among(self.data.base_of(indices), np.array(step))
+        kept = ~self.data.left_out(indices, self._spec.at_step(step), epoch)
         return slots[kept], indices[kept]
 
     def steps_with(self, key: str) -> Iterator[Taken]:
@@ -137,7 +140,8 @@ class SavedRun:
             return
         for step in range(self._spec.since_step, self.state.data_step):
             slots, indices = self._samples(step, 0, self._spec.global_batch)
-            held = np.flatnonzero(match(indices, self._spec, self.place(step)[0])).tolist()
+            spec = self._spec.at_step(step)
+            held = np.flatnonzero(match(indices, spec, self.place(step)[0])).tolist()
             for row in held:
                 yield Taken(step, self.trained(step), int(slots[row]), int(indices[row]))
 
@@ -152,16 +156,18 @@ class SavedRun:
                 step = first + place[0] if place is not None else -1
                 if place is None or step >= self.state.data_step or step in self._skipped:
                     continue
-                if not self._excluded.among(np.array([index]), np.array(step)).any():
+                if not parse_excluded(self._spec.at_step(step).excluded).among(np.array([index])).any():
                     yield Taken(step, self.trained(step), place[1], index)
 
     def digest_of(self, steps: range, contents_of: ContentsIn) -> bytes:
         """The digest of the samples of data steps: what their batches add to the loader's `digest()`."""
         total, at_once = SampleSum(), max(1, _CHUNK // self._spec.global_batch)
-        for epoch, some in groupby(steps, lambda step: self.place(step)[0]):
+        for (epoch, spec), some in groupby(
+            steps, lambda step: (self.place(step)[0], self._spec.at_step(step))
+        ):
             while few := [*islice(some, at_once)]:
                 indices = [self._samples(step, 0, self._spec.global_batch)[1] for step in few]
-                total += self.data.sum(np.concatenate(indices), self._spec, epoch, contents_of)
+                total += self.data.sum(np.concatenate(indices), spec, epoch, contents_of)
         return total.digest
 
     def extents_ahead(self, steps: int, slots: Sequence[tuple[int, int]]) -> list[tuple[Leaf, Ints]]:
@@ -172,7 +178,7 @@ class SavedRun:
         for step in (self._skipped.step(each) for each in range(number, number + steps)):
             taken = [self._samples(step, low, high)[1] for low, high in slots]
             indices = np.concatenate([np.empty(0, np.int64), *taken])
-            for leaf, extents in self.data.extents(indices, self._spec, self.place(step)[0]):
+            for leaf, extents in self.data.extents(indices, self._spec.at_step(step), self.place(step)[0]):
                 found[leaf].append(extents)
         return [*zip(self.data.leaves, map(_by_first_use, found), strict=True)]
 
@@ -181,7 +187,7 @@ class SavedRun:
         found: list[NamedSample] = []
         for step, group in groupby(taken, lambda each: each.step):
             indices = np.array([each.sample for each in group], np.int64)
-            found += self.data.named(indices, self._spec, self.place(step)[0])
+            found += self.data.named(indices, self._spec.at_step(step), self.place(step)[0])
         return found
 
     def _steps_of(self, epoch: int) -> int:

@@ -69,7 +69,7 @@ class RepairingFeed:
         indices, valid = self._feed.indices(epoch, turn)
         good: dict[int, Any] = {}
         bad: dict[int, Exception] = {}
-        self._try_by_halves(epoch, indices, list(range(len(indices))), good, bad)
+        self._try_by_halves((epoch, turn), indices, list(range(len(indices))), good, bad)
         kept = sorted(good)
         real = sum(row < valid for row in kept)
         repaired = indices.copy()
@@ -87,29 +87,34 @@ class RepairingFeed:
         )
         repair = BatchRepair(epoch, turn, repaired, real, reported)
         try:
-            return self._feed.fetch(epoch, repaired), repair
+            return self._feed.fetch((epoch, turn), repaired), repair
         except Exception as retry_error:  # a transform that fails at random: use the samples it made before
             if not is_bad_sample(retry_error):
                 raise
             return self._feed.collated([good[row] for row in sorted(good)]), repair
 
     def _try_by_halves(
-        self, epoch: int, indices: Ints, rows: list[int], good: dict[int, Any], bad: dict[int, Exception]
+        self,
+        key: tuple[int, int],
+        indices: Ints,
+        rows: list[int],
+        good: dict[int, Any],
+        bad: dict[int, Exception],
     ) -> None:
         """Make the samples of `rows`, halving the rows while one of them fails. Fills `good` and `bad` by row."""
-        found = self._samples_or_error(epoch, indices[rows])
+        found = self._samples_or_error(key, indices[rows])
         if not isinstance(found, Exception):
             good.update(zip(rows, found, strict=True))
         elif len(rows) == 1:
             bad[rows[0]] = found
         else:
             half = len(rows) // 2
-            self._try_by_halves(epoch, indices, rows[:half], good, bad)
-            self._try_by_halves(epoch, indices, rows[half:], good, bad)
+            self._try_by_halves(key, indices, rows[:half], good, bad)
+            self._try_by_halves(key, indices, rows[half:], good, bad)
 
-    def _samples_or_error(self, epoch: int, indices: Ints) -> list[Any] | Exception:
+    def _samples_or_error(self, key: tuple[int, int], indices: Ints) -> list[Any] | Exception:
         try:
-            return self._feed.take(epoch, indices)  # not collated: collate_fn errors are no sample's fault
+            return self._feed.take(key, indices)  # not collated: collate_fn errors are no sample's fault
         except Exception as error:
             if not is_bad_sample(error):
                 raise
@@ -127,9 +132,9 @@ class RepairingFeed:
         positions = order.full_steps * spec.global_batch or order.tail_samples
         for candidate in substitutes(spec.seed, epoch, position, spec.global_batch, positions):
             index = feed.orders.index_at(order, candidate)
-            if feed.orders.is_excluded(index):
+            if feed.orders.is_excluded(index, epoch):
                 continue
-            found = self._samples_or_error(epoch, np.asarray([index], np.int64))
+            found = self._samples_or_error((epoch, turn), np.asarray([index], np.int64))
             if not isinstance(found, Exception):
                 return index, found[0]
         raise CorruptData(

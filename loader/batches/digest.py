@@ -54,8 +54,8 @@ def fold(handed: HandedOver, dataset: object, reads: bool = True) -> SampleSum:
         )
     found = handed.own
     for span in handed.spans:
-        for indices in _chunks(span):
-            found += _sum(span.feed.dataset, indices, span.feed.spec, span.epoch, reads)
+        for spec, indices in _chunks(span):
+            found += _sum(span.feed.dataset, indices, spec, span.epoch, reads)
     handed.own, handed.spans = found, []
     return found
 
@@ -64,10 +64,10 @@ class _Unknown(Exception):
     """The bytes of some extent have no known digest."""
 
 
-def _chunks(span: Span) -> Iterator[Ints]:
+def _chunks(span: Span) -> Iterator[tuple[OrderSpec, Ints]]:
     feed: Feed = span.feed
     if span.instead is not None:
-        return iter((span.instead,))
+        return iter(((feed.spec_at(span.epoch, span.first), span.instead),))
     return feed.orders.taken(feed.share, span.epoch, span.first, span.last)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from cachesvc.core.errors import CorruptData
 from cachesvc.core.order.assignment import Assignment
 from cachesvc.core.order.epoch_order import EpochOrder, OrderSpec
 from cachesvc.core.order.excluded import parse_excluded, repaired
+from cachesvc.core.order.permute import Mask
 from cachesvc.core.order.run import RunOrder
 from cachesvc.core.order.skipped import NONE_SKIPPED, RunSteps, Skipped, parse_skipped
 from cachesvc.core.order.substitutes import substitutes
@@ -90,25 +92,30 @@ class EpochOrders:
         else:
             tail = order.tail(0, self.spec.global_batch)
             found = self.indices_of(tail.samples)[0][: int(tail.valid[0])]
-        run_step = np.array(self.run_steps.first(epoch) + data_step)
-        kept = np.flatnonzero(~self._excluded.among(self._base_of(found), run_step))
+        spec = self.spec.at_step(self.run_steps.first(epoch) + data_step)
+        kept = np.flatnonzero(~self._left_out(found, spec, epoch))
         return kept, found[kept]
 
-    def taken(self, share: RankShare, epoch: int, first: int, last: int) -> Iterator[Ints]:
-        """Yield the indices of the real samples in the batches [first, last) of a rank in an epoch, many at a time."""
+    def taken(self, share: RankShare, epoch: int, first: int, last: int) -> Iterator[tuple[OrderSpec, Ints]]:
+        """Yield the indices of the real samples in the batches [first, last) of a rank in an epoch, many at a time, and
+        the spec as it is in their steps."""
         order, each, width = self.of(epoch), share.accumulate, share.high - share.low
-        stride = max(1, CHUNK // width)
-        end = min(order.full_steps, -(-last // each))
-        for step in range(first // each, end, stride):
-            rows = order.slots(step, min(end, step + stride), share.low, share.high)
+        begin_step, end = first // each, min(order.full_steps, -(-last // each))
+        bounds = {*range(begin_step, end, max(1, CHUNK // width)), end}
+        changes = (order.skipped.number(step) for step in self._changes_in(epoch))
+        bounds |= {step for step in changes if begin_step < step < end}
+        for step, until in pairwise(sorted(bounds) if begin_step < end else ()):
+            rows = order.slots(step, until, share.low, share.high)
             batches = self.indices_of(rows.reshape(-1, share.batch_size))
             begin, stop = max(0, first - step * each), last - step * each
-            yield self._real(*self.without_excluded(order, share, step, batches, None), begin, stop)
+            real = self._real(*self.without_excluded(order, share, step, batches, None), begin, stop)
+            yield self.spec_at(epoch, step), real
         if order.has_tail and last > order.full_steps * each:
             samples, valid = order.tail(share.low, share.high, each)
             batches, step = self.indices_of(samples), order.full_steps
             begin, stop = max(0, first - step * each), last - step * each
-            yield self._real(*self.without_excluded(order, share, step, batches, valid), begin, stop)
+            real = self._real(*self.without_excluded(order, share, step, batches, valid), begin, stop)
+            yield self.spec_at(epoch, step), real
 
     @staticmethod
     def _real(rows: Ints, valid: Ints | None, begin: int, stop: int) -> Ints:
@@ -132,9 +139,15 @@ class EpochOrders:
 
     # ---- excluded samples
 
-    def is_excluded(self, index: int) -> bool:
+    def spec_at(self, epoch: int, step: int) -> OrderSpec:
+        """Return the spec as it is in a kept step of an epoch: only samples that are left out there are excluded."""
+        if not self._excluded:
+            return self.spec
+        return self.spec.at_step(self.run_steps.first(epoch) + self.data_step(epoch, step))
+
+    def is_excluded(self, index: int, epoch: int) -> bool:
         """Return whether the run leaves out a sample from some step on."""
-        return bool(self._excluded) and int(self._base_of(np.array([index]))[0]) in self._excluded.since
+        return bool(self._left_out(np.array([index]), self.spec, epoch)[0])
 
     def without_excluded(
         self, order: EpochOrder | RunOrder, share: RankShare, first: int, rows: Ints, valid: Ints | None
@@ -147,8 +160,13 @@ class EpochOrders:
         if not self._excluded:
             return rows, valid
         steps = first + np.arange(len(rows)) // share.accumulate
-        data_steps = self.run_steps.first(order.epoch) + order.skipped.steps(steps)
-        bad = self._excluded.among(self._base_of(rows), data_steps[:, None])
+        changes = [order.skipped.number(step) for step in self._changes_in(order.epoch)]
+        edges = np.searchsorted(steps, [steps[0], *changes, steps[-1] + 1])
+        bad = np.zeros(rows.shape, np.bool_)
+        for begin, end in pairwise(edges.tolist()):
+            if begin < end:
+                spec = self.spec_at(order.epoch, int(steps[begin]))
+                bad[begin:end] = self._left_out(rows[begin:end], spec, order.epoch)
         if not bad.any():
             return rows, valid
         rows, valid = repaired(rows, np.full(len(rows), rows.shape[1]) if valid is None else valid, bad)
@@ -161,10 +179,18 @@ class EpochOrders:
         spec, positions = self.spec, order.full_steps * self.spec.global_batch or order.tail_samples
         for candidate in substitutes(spec.seed, order.epoch, position, spec.global_batch, positions):
             index = self.index_at(order, candidate)
-            if not self.is_excluded(index):
+            if not self.is_excluded(index, order.epoch):
                 return index
         raise CorruptData("nearly all samples are excluded, and none was found for a batch: exclude fewer")
 
-    def _base_of(self, indices: Ints) -> Ints:
-        """Return the numbers by which `excluded` knows samples: their indices, in a mixture those of all epochs alike."""
-        return self._composite.base_of(indices) if isinstance(self._composite, Mixture) else indices
+    def _changes_in(self, epoch: int) -> list[int]:
+        """Return the steps of an epoch, counted from its first, from which samples are left out, ascending."""
+        first = self.run_steps.first(epoch)
+        return [step - first for step in self._excluded.steps if step > first]
+
+    def _left_out(self, indices: Ints, spec: OrderSpec, epoch: int) -> Mask:
+        """Tell the samples that a spec excludes; packs of which nothing is left."""
+        if self._composite is None or not spec.excluded:
+            return parse_excluded(spec.excluded).among(indices)
+        found: Mask = self._composite.left_out(indices.reshape(-1), spec, epoch).reshape(indices.shape)
+        return found

@@ -255,7 +255,7 @@ class Feed(TorchDataset[Any]):
                 self._read_ahead(reader, slab, row + self.turn_stride)
             if slab.located is not None:
                 return slab.located.batch(reader, row, self.empty)
-        return self.fetch(epoch, slab.rows[row])
+        return self.fetch(key, slab.rows[row])
 
     def _read_ahead(self, reader: ExtentReader, slab: _Slab, row: int) -> None:
         """Start the disk reads of a later batch while this one is copied. The last batches of a slab start none."""
@@ -322,17 +322,21 @@ class Feed(TorchDataset[Any]):
         each = {id(one): one.reading_s() for one in self._opened}.values()
         return tuple(map(sum, zip(*each, strict=True))) or NOT_READ
 
-    def fetch(self, epoch: int, indices: Ints) -> Any:
-        """Make a batch of these indices."""
+    def spec_at(self, epoch: int, turn: int) -> OrderSpec:
+        """Return the spec as it is in a turn: only samples that are left out there are excluded."""
+        return self.orders.spec_at(epoch, turn // self.share.accumulate)
+
+    def fetch(self, key: tuple[int, int], indices: Ints) -> Any:
+        """Make the batch of an (epoch, turn) of these indices."""
         name = partial(self._name_in, indices)
         if self._composite is not None and self.begin_sample is None and self.collate is default_collate:
-            return self._composite.default_batch(indices, self.spec, epoch, name)
+            return self._composite.default_batch(indices, self.spec_at(*key), key[0], name)
         if self._gather is not None and self._view is not None:
             reader = self._view.opened.reader()
             return self._gather.make(
                 reader, self._gather.locate(reader, self._view.ids_of(indices)), self.empty
             )
-        samples = self._iter_samples(epoch, indices)
+        samples = self._iter_samples(key, indices)
         if self.begin_sample is not None:
             return self.collated(list(samples))
         if self.collate is default_collate:
@@ -357,25 +361,27 @@ class Feed(TorchDataset[Any]):
             return self._composite.collate(samples)
         return self.collate(samples)
 
-    def take(self, epoch: int, indices: Ints) -> list[Any]:
-        """Return the samples of these indices, not collated."""
-        return list(self._iter_samples(epoch, indices))
+    def take(self, key: tuple[int, int], indices: Ints) -> list[Any]:
+        """Return the samples of these indices in an (epoch, turn), not collated."""
+        return list(self._iter_samples(key, indices))
 
-    def _iter_samples(self, epoch: int, indices: Ints) -> Iterable[Any]:
+    def _iter_samples(self, key: tuple[int, int], indices: Ints) -> Iterable[Any]:
         """Make samples one at a time, so that the memory of one is free for the next."""
         if self.begin_sample is None:
-            return self._samples_in_one_pass(epoch, indices)
-        return self._samples_one_by_one(self.begin_sample, epoch, indices)
+            return self._samples_in_one_pass(key, indices)
+        return self._samples_one_by_one(self.begin_sample, key, indices)
 
-    def _samples_one_by_one(self, begin: Callable[[int], None], epoch: int, indices: Ints) -> Iterable[Any]:
+    def _samples_one_by_one(
+        self, begin: Callable[[int], None], key: tuple[int, int], indices: Ints
+    ) -> Iterable[Any]:
         for row, index in enumerate(indices.tolist()):
             begin(index)
-            yield from self._samples_in_one_pass(epoch, indices[row : row + 1])
+            yield from self._samples_in_one_pass(key, indices[row : row + 1])
 
-    def _samples_in_one_pass(self, epoch: int, indices: Ints) -> Iterable[Any]:
+    def _samples_in_one_pass(self, key: tuple[int, int], indices: Ints) -> Iterable[Any]:
         if self._composite is not None:
-            return self._composite.read(indices, self.spec, epoch)
-        rng_key = (self.spec.seed, epoch)
+            return self._composite.read(indices, self.spec_at(*key), key[0])
+        rng_key = (self.spec.seed, key[0])
         for inner in self._wrapped:
             inner.rng_key = rng_key  # for threads in which the user's dataset reads
         return self._samples_of(indices, rng_key)

@@ -10,7 +10,7 @@ from cachesvc.saved_runs.data import text_of
 from loader.batches.feed import Feed
 from loader.datasets.mixture import Mixture
 from loader.datasets.packing import Packed
-from loader.datasets.sample_keys import places_in
+from loader.datasets.sample_keys import named_in
 from loader.datasets.wrapped import as_view
 
 
@@ -18,12 +18,13 @@ from loader.datasets.wrapped import as_view
 class TakenSample:
     """A sample of a step. `slot`: its place in the global batch; rank r of R has the slots from r * G / R on. `index`: in
     the dataset, a spot in a mixture, a pack among packs. `key`: its name in the source, "" without one. `places`: the bytes
-    that hold it."""
+    that hold it. `documents`: the keys of a pack's documents, one for each of its places."""
 
     slot: int
     index: int
     key: str
     places: tuple[SamplePlace, ...]
+    documents: tuple[str, ...] = ()
 
 
 def samples_of(feed: Feed, step: int) -> list[TakenSample]:
@@ -38,9 +39,9 @@ def samples_of(feed: Feed, step: int) -> list[TakenSample]:
         raise InvalidInput(f"step {step:,}: the data is less than one batch, so the run has no steps")
     epoch, data_step = place
     slots, indices = feed.orders.global_batch(epoch, data_step)
-    places = places_in(feed.dataset, indices, feed.spec, epoch)
-    rows = zip(slots.tolist(), indices.tolist(), places, strict=True)
-    return [TakenSample(slot, index, feed.key_of(index), where) for slot, index, where in rows]
+    named = named_in(feed.dataset, indices, feed.spec.at_step(step), epoch)
+    rows = zip(slots.tolist(), indices.tolist(), named, strict=True)
+    return [TakenSample(slot, index, *each) for slot, index, each in rows]
 
 
 def source_of(dataset: object) -> str:

@@ -7,7 +7,9 @@ from typing import Any, NoReturn, Protocol
 
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.epoch_order import OrderSpec
+from cachesvc.core.order.excluded import parse_excluded
 from cachesvc.core.order.part_layout import PartLayout, part_layout
+from cachesvc.core.order.permute import Mask
 from cachesvc.core.order.run import DatasetRun, Run
 from loader.datasets.collate import default_collate_into
 from loader.datasets.dataset import Dataset
@@ -28,6 +30,8 @@ class Component(Protocol):
     def __len__(self) -> int: ...
 
     def run(self, spec: OrderSpec, epoch: int) -> Run: ...
+
+    def left_out(self, spots: Ints, spec: OrderSpec, epoch: int) -> Mask: ...
 
     def read(self, spots: Ints, spec: OrderSpec, epoch: int) -> list[Any]: ...
 
@@ -63,6 +67,10 @@ class DatasetComponent:
             first, ids = self.leaf.catalog.extent_first, self.leaf.ids
             self._layouts[spec.shuffle] = part_layout(first, ids, spec.shuffle)
         return DatasetRun(spec, self._layouts[spec.shuffle], epoch)
+
+    def left_out(self, spots: Ints, spec: OrderSpec, epoch: int) -> Mask:
+        """Tell the samples that a spec excludes."""
+        return parse_excluded(spec.excluded).among(spots)
 
     def read(self, spots: Ints, spec: OrderSpec, epoch: int) -> list[Any]:
         """Return samples. Their generators are keyed by (seed, epoch of the component, sample)."""

@@ -15,8 +15,9 @@ from cachesvc.catalog.layout import Fixed
 from cachesvc.core.arguments import one_of, place_of, shares, whole_number
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.epoch_order import OrderSpec
-from cachesvc.core.order.mixture import MixtureRun, Size, SpotGroup, groups_of, seeded, split_spots
+from cachesvc.core.order.mixture import MixtureRun, Size, SpotGroup, groups_of, own_spec, split_spots
 from cachesvc.core.order.mixture_weights import By, Change, EpochWeights, StepWeights
+from cachesvc.core.order.permute import Mask
 from cachesvc.saved_runs.data import MixSource, digest_of_mixture
 from loader.datasets.components import IN_ORDER, Component, DatasetComponent, refuse_subsets
 from loader.datasets.dataset import Dataset
@@ -199,10 +200,12 @@ class Mixture(TorchDataset[Any]):
             and len(self._weights.changes) > 1
         )
 
-    def base_of(self, spots: Ints) -> Ints:
-        """Return spots of each component's first own epoch with the same samples."""
-        component, _, inner = split_spots(self._sizes, spots)
-        return inner * len(self._sizes) + component
+    def left_out(self, spots: Ints, spec: OrderSpec, epoch: int) -> Mask:
+        """Tell the spots of samples that a spec excludes, and of packs of which nothing is left."""
+        found = np.zeros(len(spots), np.bool_)
+        for rows, index, own, own_epoch, inner in self.groups(spots, spec):
+            found[rows] = self._parts[index].left_out(inner, own, own_epoch)
+        return found
 
     def run(self, spec: OrderSpec, epoch: int) -> MixtureRun:
         """Return the order of an epoch's slots."""
@@ -249,7 +252,8 @@ class Mixture(TorchDataset[Any]):
         return self._parts[0].collate(samples, name)
 
     def _run_of(self, spec: OrderSpec) -> Callable[[int, int], Any]:
-        return lambda index, own_epoch: self._parts[index].run(seeded(spec, index), own_epoch)
+        count = len(self._parts)
+        return lambda index, own_epoch: self._parts[index].run(own_spec(spec, index, count), own_epoch)
 
     def _ordered(self, weights: Mapping[Dataset | Packed, float]) -> tuple[float, ...]:
         """Return weights in the order of the components. Raises InvalidInput for other datasets."""

@@ -86,9 +86,16 @@ class PackForm:
         """The tokens that a pack takes: one more than `seq_len` where targets are shifted."""
         return self.seq_len + (self.targets == "shifted")
 
-    def check_dtype(self, out: np.dtype[Any]) -> None:
-        """Raise InvalidInput for a type of targets that cannot hold the mark of ignored ones."""
-        if self.targets is not None and self.edges != "join" and out.kind == "u":
+    def check_dtype(self, out: np.dtype[Any], padded: bool) -> None:
+        """Raise InvalidInput for a type of targets that cannot hold the mark of ignored ones. `padded`: some packs have
+        padding, whose targets are ignored."""
+        if self.targets is None or out.kind != "u":
+            return
+        if padded:
+            raise InvalidInput(
+                f"out={out.name!r} cannot hold {IGNORED}, the target of padding: give a signed type as out="
+            )
+        if self.edges != "join":
             raise InvalidInput(
                 f"out={out.name!r} cannot hold {IGNORED}, the target where a document ends: give a signed type as out=, or "
                 "edges='join'"
@@ -136,6 +143,7 @@ class PackForm:
         # A target is ignored where its token begins a segment. Shifted, that is the last place of a document.
         at = slice(1, None) if self.targets == "shifted" else slice(None)
         if ignored[:, at].any():
+            self.check_dtype(out, padded=True)
             second.numpy()[ignored[:, at]] = IGNORED
         names = ("inputs", "targets") if self.targets == "shifted" else ("input_ids", "labels")
         return dict(zip(names, (first, second), strict=True))

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset as TorchDataset
 
 from cachesvc.catalog.documents import documents_ending_at, documents_of, documents_of_rows, rows_of
-from cachesvc.catalog.sample_places import SamplePlace
+from cachesvc.catalog.sample_places import NamedSample, samples_with_key
 from cachesvc.core.arguments import one_of, place_of, whole_number
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.best_fit import Overflow, WholePackRun, WholePacks, whole_packs
@@ -22,6 +22,7 @@ from cachesvc.core.order.digests import ContentsOf, SampleSum
 from cachesvc.core.order.epoch_order import OrderSpec
 from cachesvc.core.order.pack_order import Documents, PackOrder
 from cachesvc.core.order.packing import PackRun
+from cachesvc.core.order.permute import Mask
 from cachesvc.saved_runs.data import PackSource, identity_of_packs
 from cachesvc.saved_runs.stored_packs import StoredPacks
 from loader.datasets.components import IN_ORDER, refuse_subsets
@@ -182,7 +183,7 @@ class Packed(TorchDataset[Any]):
         self._out = output_dtype(
             dataset.sample_spec.out or (DEFAULT_DTYPE if form.targets else None)
         ) or self._documents.dtype.newbyteorder("=")
-        form.check_dtype(self._out)
+        form.check_dtype(self._out, padded=self._whole is not None)
 
     def __getstate__(self) -> tuple[Any, ...]:
         source = replace(self._source, counts=self._counts)
@@ -299,9 +300,24 @@ class Packed(TorchDataset[Any]):
             for row in range(len(spots))
         ]
 
-    def places(self, spots: Ints, spec: OrderSpec, epoch: int) -> list[tuple[SamplePlace, ...]]:
-        """Return where the tokens of each pack are stored; see `StoredPacks`."""
-        return self._stored_packs.places(spots, spec, epoch)
+    def left_out(self, spots: Ints, spec: OrderSpec, epoch: int) -> Mask:
+        """Tell packs all of whose documents a spec excludes."""
+        return self._order.left_out(spots, spec, epoch)
+
+    def documents_with_key(self, key: str) -> Ints:
+        """Return the indices of the documents of a key. Raises InvalidInput for the key of a sample of token files, whose
+        documents lie otherwise."""
+        found = self._stored_packs.keys.with_key(key)
+        if not found.size and self._documents.of_files and samples_with_key(self.leaf.catalog, key):
+            raise InvalidInput(
+                f"exclude: {key[:80]!r} is a run of tokens in {self.leaf.catalog.uri}, and packs have documents: name them "
+                f"as in {self._stored_packs.keys.key(0)!r}; samples_of(step) shows those of a step"
+            )
+        return found
+
+    def named(self, spots: Ints, spec: OrderSpec, epoch: int) -> list[NamedSample]:
+        """Return the documents of each pack, and where its tokens are stored; see `StoredPacks`."""
+        return self._stored_packs.named(spots, spec, epoch)
 
     def sum(self, spots: Ints, spec: OrderSpec, epoch: int, contents_of: ContentsOf) -> SampleSum:
         """Return the sum over packs in a run's digest. `contents_of` gives digests of the bytes of extents."""
@@ -343,13 +359,12 @@ class Packed(TorchDataset[Any]):
 
     def _read(self, spots: Ints, spec: OrderSpec, epoch: int) -> tuple[Columns, np.ndarray[Any, Any]]:
         """Return the tensors of packs by name, and where segments begin in them: bool[packs, seq_len]."""
-        pieces, documents = self.run(spec, epoch).pieces(spots), self._order.documents_in(spec)
+        pieces, documents = self._order.pieces(spots, spec, epoch), self._order.documents_in(spec)
         read = self._stored if self._rows is None else self._tokenised
         stored = read(documents.place_of(pieces.document), pieces.begin, pieces.end)
         check_range(self._out, stored, self.leaf.catalog.uri)
-        index_of = self._order.index_of if documents is self._documents else None
-        index = pieces.document if index_of is None else index_of[pieces.document]
-        rows = laid_out(len(spots), self.form.length, pieces._replace(document=index), stored)
+        pieces = pieces._replace(document=self._order.numbers(pieces.document, spec))
+        rows = laid_out(len(spots), self.form.length, pieces, stored)
         return self.form.columns(rows, self._out, self.run_edges), rows.begins[:, : self.seq_len]
 
     def _stored(self, places: Ints, begin: Ints, end: Ints) -> np.ndarray[Any, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data import ConcatDataset
 
 from cachesvc.core.errors import InvalidInput, StateMismatch
 from loader import DataLoader, mix, pack
@@ -158,8 +159,6 @@ def test_mixtures_and_packs_skip_steps_exclude_samples_and_name_them(tmp_path: P
     assert tokens[1] == [*tokens[0][:1], *tokens[0][2:]]
     sizes = [sum(place.end - place.begin for place in each.places) for each in packs[1].samples_of(0)]
     assert sizes == [2 * 24] * 4
-    with pytest.raises(InvalidInput, match="exclude= names samples"):
-        DataLoader(pack(text(tmp_path), 24), exclude=["a"])
 
 
 def without_key(parts: list[Any], number: int) -> str:
@@ -176,6 +175,8 @@ def test_what_cannot_be_left_out_is_refused(link: MemoryLink) -> None:
     ):
         with pytest.raises(InvalidInput):
             ranks(link, 1, **wrong)
+    with pytest.raises(InvalidInput, match="exclude= names samples"):
+        DataLoader(ConcatDataset([in_memory(link)]), exclude=["r.bin:1"])
     with pytest.raises(InvalidInput, match="skip_steps= would be ignored"):
         DataLoader([1, 2], skip_steps=[range(1)])  # type: ignore[arg-type]
 

@@ -158,6 +158,7 @@ def test_mixtures_and_packs_come_from_the_state_alone(
         assert [row["slot"] for row in mine] == [each.slot for each in named]
         assert told == expected
         assert [row["key"] for row in mine] == [each.key for each in named]
+        assert [row.get("documents", []) for row in mine] == [[*each.documents] for each in named]
         for row in mine:
             for place in row["places"]:
                 first, end = place["begin"] // 20, -(-place["end"] // 20)

@@ -73,33 +73,38 @@ def sum_of(samples: I64, extent_first: I64, contents_of: ContentsOf) -> SampleSu
 def sum_of_parts(extents: I64, parts: Sequence[I64], contents_of: ContentsOf) -> SampleSum:
     """The sum over parts of samples, which may repeat: part i lies in extent `extents[i]`, and the i-th numbers of `parts`
     name it."""
-    held, row = np.unique(extents, return_inverse=True)
-    return _summed(contents_of(held), row, *parts)
+    seen = np.zeros(int(extents.max(initial=-1)) + 1, np.bool_)  # faster than sorting
+    seen[extents] = True
+    held = np.flatnonzero(seen)
+    return _summed(contents_of(held), np.searchsorted(held, extents), *parts)
 
 
 def _summed(contents: Iterable[bytes], row: I64, *numbers: I64) -> SampleSum:
     """The sum over all i of h(contents[row[i]], numbers[0][i], numbers[1][i], ...)."""
     raw = (hashlib.blake2b(each, digest_size=DIGEST_BYTES).digest() for each in contents)
     keys = np.frombuffer(b"".join(raw), "<u8").astype(np.uint64).reshape(-1, LANES).T.copy()
-    total = np.zeros(LANES, np.uint64)
+    total, size = np.zeros(LANES, np.uint64), min(row.size, _SLICE)
+    states, spares = np.empty(size, np.uint64), np.empty(size, np.uint64)
     for start in range(0, row.size, _SLICE):
-        rows = row[start : start + _SLICE]
-        slices = [each[start : start + _SLICE].astype(np.uint64) for each in numbers]
-        lanes = []
+        part = slice(start, start + _SLICE)
+        rows, slices, lanes = row[part], [each[part].view(np.uint64) for each in numbers], []
+        state, spare = states[: rows.size], spares[: rows.size]
         for key, golden in zip(keys, _GOLDENS, strict=True):
-            state = key[rows]
+            np.take(key, rows, out=state, mode="clip")  # the other modes copy
             for each in slices:
-                state = _finalised(state + each * golden)
-            lanes.append(state.sum(dtype=np.uint64))
+                np.multiply(each, golden, out=spare)
+                state += spare
+                _finalise(state, spare)
+            lanes.append(state.sum())
         total += np.array(lanes)
     return SampleSum(total)
 
 
-def _finalised(state: U64) -> U64:
-    """The finaliser of SplitMix64, in place."""
-    state ^= state >> np.uint64(30)
-    state *= np.uint64(0xBF58476D1CE4E5B9)
-    state ^= state >> np.uint64(27)
-    state *= np.uint64(0x94D049BB133111EB)
-    state ^= state >> np.uint64(31)
-    return state
+def _finalise(state: U64, spare: U64) -> None:
+    """The finaliser of SplitMix64, in place. `spare` is scratch."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        np.right_shift(state, np.uint64(shift), out=spare)
+        state ^= spare
+        state *= np.uint64(factor)
+    np.right_shift(state, np.uint64(31), out=spare)
+    state ^= spare

@@ -34,24 +34,23 @@ look the resulting ordinals up in `ids`. Extents without samples take no part.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.assignment import I64, Assignment, Places
-from cachesvc.core.order.excluded import parse_excluded
+from cachesvc.core.order.blocks import Blocks, blocks_of
+from cachesvc.core.order.excluded import excluded_at, parse_excluded
 from cachesvc.core.order.extent_run import CutExtents, ExtentRun
 from cachesvc.core.order.homes import homes
 from cachesvc.core.order.permute import (
     MAX_SIZE,
-    U64,
     Network,
     Use,
     distinct,
     mix,
-    mix_each,
     permute,
     permute_groups,
     unpermute,
@@ -120,6 +119,11 @@ class OrderSpec:
             )
         parse_skipped(self.skipped)
         parse_excluded(self.excluded)
+
+    def at_step(self, step: int) -> OrderSpec:
+        """The same order, in which only those samples are `excluded` that are left out in a data step."""
+        found = excluded_at(self.excluded, step)
+        return self if found == self.excluded else replace(self, excluded=found)
 
     @property
     def node_parts(self) -> int:
@@ -264,7 +268,12 @@ class EpochOrder:
         self._homes = homes(first, spec.seed, assignment.bounds) if spec.by_node else None
         pieces, rings = (first, ()) if self._homes is None else (self._homes.first, self._homes.of_node)
         self.run = ExtentRun(pieces, spec.seed, epoch, spec.shuffle, borders, rings)
-        self.block_first, self._block_key = self._blocks()
+        self._blocks: Blocks | None = None
+        self.block_first = self.run.first
+        if spec.shuffle:
+            regions = assignment.regions()
+            self._blocks = blocks_of(self.run, regions, spec.window_extents, self._rotated, spec.seed, epoch)
+            self.block_first = self._blocks.first
 
     def slots(self, first_step: int, last_step: int, low: int, high: int) -> I64:
         """Samples in the slots [low, high) of the full batches [first_step, last_step).
@@ -276,7 +285,8 @@ class EpochOrder:
     def tables(self, low: int, high: int) -> OrderTables:
         """Return the arrays from which `slots` of the slots [low, high) can be computed. O(extents + slots)."""
         sizes = np.diff(self.block_first).astype(np.uint64)
-        network = Network(sizes, self._block_key) if self.spec.shuffle else None
+        blocks = self._blocks
+        network = None if blocks is None else Network(sizes, blocks.keys(np.arange(sizes.size)))
         run = self.run
         return OrderTables(
             self._assignment.places(low, high), self.block_first, network, run.first, run.shift, run.cut
@@ -314,11 +324,11 @@ class EpochOrder:
         """The data step of this epoch that has a sample, and its slot there; its row, in the partial batch. None where the
         tail is dropped. O(log extents); the inverse of `slots` and `tail`."""
         position = sample
-        if self.spec.shuffle:
+        if self._blocks is not None:
             position = self.run.position(sample)
             block = int(self._block_of(np.array([position]))[0])
             start, stop = int(self.block_first[block]), int(self.block_first[block + 1])
-            position = start + unpermute(position - start, stop - start, int(self._block_key[block]))
+            position = start + unpermute(position - start, stop - start, self._blocks.key(block))
         return self._assignment.place(position)
 
     def touches(self) -> Touches:
@@ -336,54 +346,34 @@ class EpochOrder:
             extents = self._homes.extent[extents]
         return Touches(extents, np.repeat(begin, counts), np.repeat(end, counts))
 
-    def _blocks(self) -> tuple[I64, U64]:
-        """The position where each block begins in the run, with the run's end appended, and each block's key."""
-        run = self.run
-        if not self.spec.shuffle:
-            return run.first, np.empty(0, np.uint64)
-        firsts, keys, begins = [], [], run.begins
-        for region, (start, stop) in enumerate(self._assignment.regions()):
-            if start == stop:
-                continue
-            # A block is a window of the extents that lie in the region, at least in part. In a rotated run, the first block
-            # also has the part of an extent that begins the region: so a ring of four extents is one block of four.
-            low, high = run.entries(start, stop)
-            low += int(self._rotated and begins[low] < start)
-            rest = run.first[low + (self.spec.window_extents or high) : high : self.spec.window_extents or 1]
-            bounds = np.append(start, rest)
-            firsts.append(bounds)
-            prefix = mix(Use.BLOCK, self.spec.seed, self.epoch, region)
-            keys.append(mix_each(prefix, np.arange(bounds.size)))
-        firsts.append(np.array([self.samples], np.int64))
-        return np.concatenate(firsts), np.concatenate([np.empty(0, np.uint64), *keys])
-
     def at(self, positions: I64) -> I64:
         """The samples at ascending positions of the run, with any gaps. int64, of the shape of `positions`."""
         if positions.size == 0:
             return positions
-        if not self.spec.shuffle:
+        if self._blocks is None:
             return positions
         first, last = self._block_of(positions[[0, -1]])
         cuts = np.searchsorted(positions, self.block_first[first + 1 : last + 1])
         edges = np.concatenate(([0], cuts, [positions.size]))
         if positions.size < _GROUPED_BELOW * (edges.size - 1):
-            return self._many_blocks(positions, np.repeat(np.arange(first, last + 1), np.diff(edges)))
+            blocks = np.repeat(np.arange(first, last + 1), np.diff(edges))
+            return self._many_blocks(positions, blocks, self._blocks)
         samples = np.empty_like(positions)
         for block, start, stop in zip(range(first, last + 1), edges[:-1], edges[1:], strict=True):
-            samples[start:stop] = self._one_block(positions[start:stop], block)
+            samples[start:stop] = self._one_block(positions[start:stop], block, self._blocks.key(block))
         return samples
 
-    def _one_block(self, positions: I64, block: int) -> I64:
+    def _one_block(self, positions: I64, block: int, key: int) -> I64:
         start, stop = int(self.block_first[block]), int(self.block_first[block + 1])
-        images = permute(positions - start, stop - start, int(self._block_key[block])).view(np.int64)
+        images = permute(positions - start, stop - start, key).view(np.int64)
         images += start
         return self.run.samples(images, start, stop)
 
-    def _many_blocks(self, positions: I64, blocks: I64) -> I64:
-        base = int(blocks[0])
-        firsts = self.block_first[base : int(blocks[-1]) + 2]
-        group = blocks - base
-        keys = self._block_key[base : base + firsts.size - 1]
+    def _many_blocks(self, positions: I64, of_position: I64, blocks: Blocks) -> I64:
+        base = int(of_position[0])
+        firsts = self.block_first[base : int(of_position[-1]) + 2]
+        group = of_position - base
+        keys = blocks.keys(np.arange(base, base + firsts.size - 1))
         images = permute_groups(positions - firsts[group], group, np.diff(firsts), keys).view(np.int64)
         images += firsts[group]
         return self.run.samples(images, int(firsts[0]), int(firsts[-1]))

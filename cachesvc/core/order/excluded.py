@@ -1,19 +1,19 @@
-"""Samples that a run leaves out from one of its data steps on.
+"""Samples that a run leaves out from one of its data steps on; documents, where samples are packs.
 
 They keep their places in the order, so nothing else moves. A batch with such a sample has a repeat in its place, which
-does not count as valid.
+does not count as valid. A pack keeps its other documents.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
 from cachesvc.core.errors import InvalidInput
-from cachesvc.core.order.permute import I64
+from cachesvc.core.order.permute import I64, Mask
 
 MAX_EXCLUDED = 5000
 """Samples that a run leaves out: a state names each, and has 64 KiB. For more, read a part of the dataset (`where`)."""
@@ -24,7 +24,7 @@ _NEVER = _MOST
 class Excluded:
     """Numbers of samples and the data step from which each is left out. Immutable."""
 
-    __slots__ = ("_samples", "_since")
+    __slots__ = ("_samples", "_since", "steps")
 
     def __init__(self, since: Mapping[int, int]) -> None:
         """`since`: a data step for each sample. Raises InvalidInput for too many."""
@@ -34,6 +34,8 @@ class Excluded:
             )
         self._samples = np.array(sorted(since), np.int64)
         self._since = np.array([since[each] for each in self._samples.tolist()], np.int64)
+        self.steps = sorted({*since.values()})
+        """The data steps from which some sample is left out, ascending."""
 
     def __bool__(self) -> bool:
         return self._samples.size > 0
@@ -51,14 +53,23 @@ class Excluded:
             groups.setdefault(step, []).append(sample)
         return ";".join(f"{step}:{','.join(map(str, groups[step]))}" for step in sorted(groups))
 
-    def among(self, samples: I64, steps: I64) -> npt.NDArray[np.bool_]:
-        """Tell which of `samples` are left out in the data steps `steps`, which broadcasts to their shape."""
+    @property
+    def samples(self) -> I64:
+        """The samples, ascending."""
+        return self._samples
+
+    def among(self, samples: I64) -> Mask:
+        """Tell which of `samples` are left out from some step on."""
         if not self:
             return np.zeros(samples.shape, np.bool_)
         at = np.searchsorted(self._samples, samples)
         at[at == self._samples.size] = 0
-        found: npt.NDArray[np.bool_] = (self._samples[at] == samples) & (self._since[at] <= steps)
+        found: Mask = self._samples[at] == samples
         return found
+
+    def until(self, step: int) -> Excluded:
+        """Those that are left out in a data step."""
+        return Excluded({sample: since for sample, since in self.since.items() if since <= step})
 
     def with_more(self, samples: Mapping[int, int]) -> Excluded:
         """These and more samples. One that is excluded already keeps its step."""
@@ -80,7 +91,28 @@ def parse_excluded(text: str) -> Excluded:
     return Excluded(since)
 
 
-def repaired(rows: I64, valid: I64, bad: npt.NDArray[np.bool_]) -> tuple[I64, I64]:
+def excluded_at(text: str, step: int) -> str:
+    """The samples that are left out in a data step."""
+    steps = parse_excluded(text).steps
+    begun = bisect_right(steps, step)
+    return text if begun == len(steps) else _excluded_until(text, steps[begun - 1] if begun else -1)
+
+
+@lru_cache(64)
+def _excluded_until(text: str, step: int) -> str:
+    return parse_excluded(text).until(step).text
+
+
+@lru_cache(64)
+def excluded_in(text: str, component: int, components: int) -> str:
+    """The samples of one of `components` that are mixed: sample n of component c of m has the number n * m + c."""
+    since = parse_excluded(text).since
+    return Excluded(
+        {number // components: step for number, step in since.items() if number % components == component}
+    ).text
+
+
+def repaired(rows: I64, valid: I64, bad: Mask) -> tuple[I64, I64]:
     """Replace samples in batches: `rows` int64[batches, rows], of which the first `valid[i]` of row i are real.
 
     Returns rows and valid counts in which the real samples that are not `bad` come first, and repeats of them follow. A row

@@ -12,6 +12,7 @@ Where each canonical node has extents of its own (`homes.py`), the run has one s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -38,11 +39,12 @@ class ExtentRun:
 
     Entry i of the run is the extent `extents[i]`, whose positions begin at `first[i]`. The end of the last entry is
     appended to `first`. A rotated ring has the extent of its first entry again as its last one. The first entry then has
-    samples before the ring, and the last one behind it. The sample at a position p of entry i is p + `shift[i]`, permuted
-    within the extent where a border cuts it. `rings`: the extents of each ring; all extents are one without it.
+    samples before the ring, and the last one behind it: `begins[i]` is where the first sample of entry i would be. The
+    sample at a position p of entry i is p + `shift[i]`, permuted within the extent where a border cuts it. `rings`: the
+    extents of each ring; all extents are one without it.
     """
 
-    __slots__ = ("_extent_first", "_key", "cut", "extents", "first", "shift")
+    __slots__ = ("_extent_first", "_key", "begins", "cut", "extents", "first")
 
     def __init__(
         self,
@@ -55,30 +57,42 @@ class ExtentRun:
     ) -> None:
         self._extent_first, self._key = extent_first, mix(Use.INSIDE, seed, epoch)
         sizes, start = np.diff(extent_first), 0
-        extents, shifts, firsts = [], [], []
+        extents, begins, firsts, outer = [], [], [], [0]
         for number, ring in enumerate(rings or [np.flatnonzero(sizes)]):
             key = (seed, epoch, number) if rings else (seed, epoch)
-            total, offset = int(sizes[ring].sum()), 0
             if shuffle and ring.size:
                 permuted = permute(np.arange(ring.size), ring.size, mix(Use.EXTENTS, *key))
-                ring = ring[permuted.astype(np.int64)]
+                ring = ring[permuted.view(np.int64)]
+            edges = np.concatenate(([0], np.cumsum(sizes[ring])))
+            total = int(edges[-1])
             if borders is not None and ring.size:
-                at, offset = _opened(np.cumsum(sizes[ring]), mix(Use.OFFSET, *key))
+                at, opened = _opened(edges, mix(Use.OFFSET, *key))
                 ring = np.concatenate((ring[at:], ring[: at + 1]))
-            begins = np.concatenate(([0], np.cumsum(sizes[ring]))) + (start - offset)
+                edges = np.concatenate((edges[at:-1], edges[: at + 2] + total)) - opened
+            edges += start
             extents.append(ring)
-            shifts.append(extent_first[ring] - begins[:-1])
+            begins.append(edges[:-1])
             # Positions before a ring belong to the one before it.
-            firsts.append(np.maximum(begins, start) if start else begins)
+            firsts.append(np.maximum(edges, start) if start else edges)
+            outer += [outer[-1] + ring.size]
             start += total
-        self.extents, self.shift = np.concatenate(extents), np.concatenate(shifts)
-        self.first = np.concatenate([*(each[:-1] for each in firsts), firsts[-1][-1:]])
-        self.cut = self._cut_by(np.empty(0, np.int64) if borders is None else borders)
+        if len(firsts) == 1:
+            ((self.extents,), (self.begins,), (self.first,)) = extents, begins, firsts
+        else:
+            self.extents, self.begins = np.concatenate(extents), np.concatenate(begins)
+            self.first = np.concatenate([*(each[:-1] for each in firsts), firsts[-1][-1:]])
+        ends = [each for low, high in pairwise(outer) if low < high for each in (low, high - 1)]
+        self.cut = self._cut_by(
+            np.empty(0, np.int64) if borders is None else borders, np.array(ends, np.int64)
+        )
 
     @property
-    def begins(self) -> I64:
-        """The position at which each entry's first sample would be, which may lie before its ring."""
-        found: I64 = self._extent_first[self.extents] - self.shift
+    def shift(self) -> I64:
+        """What is added to the positions of each entry. O(extents)."""
+        return self._shifts(self.extents, self.begins)
+
+    def _shifts(self, extents: I64, begins: I64) -> I64:
+        found: I64 = self._extent_first[extents] - begins
         return found
 
     def entries(self, begin: int, end: int) -> tuple[int, int]:
@@ -91,7 +105,7 @@ class ExtentRun:
         `positions`."""
         low, high = self.entries(begin, end)
         entry = Intervals(self.first[low:high]).of(positions)
-        positions += self.shift[low:high][entry]
+        positions += self._shifts(self.extents[low:high], self.begins[low:high])[entry]
         row = self.cut.row[low:high]
         if row.max() < 0:
             return positions
@@ -105,7 +119,11 @@ class ExtentRun:
         likely at each position of a rotated run; where only cut extents are permuted, in each region."""
         entry = np.searchsorted(self.first, positions, side="right") - 1
         extents, row = np.unique(self.extents[entry], return_inverse=True)
-        return _permuted(*self._permutations(extents), positions + self.shift[entry], row)
+        return _permuted(
+            *self._permutations(extents),
+            positions + self._shifts(self.extents[entry], self.begins[entry]),
+            row,
+        )
 
     def position(self, sample: int) -> int:
         """The position of a sample: the inverse of `samples`. O(extents)."""
@@ -117,7 +135,7 @@ class ExtentRun:
             if row >= 0:
                 first = int(self.cut.first[row])
                 image = first + self.cut.network.inverse(sample - first, row)
-            position = image - int(self.shift[entry])
+            position = image - int(self._extent_first[extent]) + int(self.begins[entry])
             if (
                 max(0, int(self.first[entry]))
                 <= position
@@ -132,15 +150,17 @@ class ExtentRun:
         sizes = (self._extent_first[extents + 1] - first).astype(np.uint64)
         return first, Network(sizes, mix_each(self._key, extents), _ROUNDS)
 
-    def _cut_by(self, borders: I64) -> CutExtents:
-        """The extents that have one of the borders inside."""
+    def _cut_by(self, borders: I64, ends: I64) -> CutExtents:
+        """The extents that have one of the borders inside. `ends`: the first and the last entry of each ring."""
+        row = np.full(self.extents.size, -1, np.int64)
         if not self.extents.size:
-            return CutExtents(np.empty(0, np.int64), *self._permutations(self.extents))
+            return CutExtents(row, *self._permutations(self.extents))
         entry = np.minimum(np.searchsorted(self.first, borders, side="right") - 1, self.extents.size - 1)
         cut = distinct(self.extents[entry[self.begins[entry] < borders]])
         # The ends of a ring are one extent.
-        of_entry = np.searchsorted(cut, self.extents)
-        row = np.where(np.append(cut, -1)[of_entry] == self.extents, of_entry, -1)
+        entry = np.concatenate((entry, ends)) if cut.size else entry
+        of_entry = np.searchsorted(cut, self.extents[entry])
+        row[entry] = np.where(np.append(cut, -1)[of_entry] == self.extents[entry], of_entry, -1)
         return CutExtents(row, *self._permutations(cut))
 
 
@@ -153,9 +173,8 @@ def _permuted(first: I64, network: Network, samples: I64, row: I64) -> I64:
     return images
 
 
-def _opened(ends: I64, number: int) -> tuple[int, int]:
-    """Open a ring of extents, which end at `ends`, at a sample that a random `number` of 64 bits chooses. Returns the first
-    entry of the run, and how many of its samples lie before position 0."""
-    sample = number % int(ends[-1])
-    begins = int(np.searchsorted(ends, sample, side="right"))
-    return begins, sample - (int(ends[begins - 1]) if begins else 0)
+def _opened(edges: I64, number: int) -> tuple[int, int]:
+    """Open a ring of extents, between these edges, at a sample that a random `number` of 64 bits chooses. Returns the first
+    entry of the run, and the sample."""
+    sample = number % int(edges[-1])
+    return int(np.searchsorted(edges, sample, side="right")) - 1, sample

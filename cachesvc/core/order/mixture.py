@@ -26,6 +26,7 @@ from cachesvc.core.arguments import whole_number
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.assignment import I64
 from cachesvc.core.order.epoch_order import OrderSpec, Touches
+from cachesvc.core.order.excluded import excluded_in
 from cachesvc.core.order.permute import MAX_SIZE, mix
 from cachesvc.core.order.recent import Latest
 from cachesvc.core.order.run import Run
@@ -278,9 +279,12 @@ class MixtureRun:
         return self._runs.get((index, own_epoch), lambda key: self._make_run(*key))
 
 
-def seeded(spec: OrderSpec, component: int) -> OrderSpec:
-    """The spec with a seed for one component. With a common seed, equal datasets would run in step."""
-    return replace(spec, seed=mix(spec.seed, component))
+def own_spec(spec: OrderSpec, component: int, components: int) -> OrderSpec:
+    """The spec of one component: with a seed of its own, and the samples of it that are excluded. With a common seed, equal
+    datasets would run in step."""
+    return replace(
+        spec, seed=mix(spec.seed, component), excluded=excluded_in(spec.excluded, component, components)
+    )
 
 
 class SpotGroup(NamedTuple):
@@ -302,7 +306,8 @@ def groups_of(sizes: Sequence[int], spots: I64, spec: OrderSpec) -> list[SpotGro
         mine = component == index
         for epoch in np.unique(own_epoch[mine]).tolist():
             rows = np.flatnonzero(mine & (own_epoch == epoch))
-            found.append(SpotGroup(rows, index, seeded(spec, index), epoch, inner[rows]))
+            own = own_spec(spec, index, len(sizes))
+            found.append(SpotGroup(rows, index, own, epoch, inner[rows]))
     return found
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from cachesvc.core.order.assignment import I64
 from cachesvc.core.order.epoch_order import EpochOrder, Touches
+from cachesvc.core.order.permute import distinct
 from cachesvc.core.order.recent import Latest
 
 _BLOCKS_KEPT = 4
@@ -81,29 +82,52 @@ class PackRun:
     def pieces(self, packs: I64) -> Pieces:
         """The pieces of documents that the packs consist of."""
         first, last = packs * self._length, (packs + 1) * self._length
-        low = np.searchsorted(self._block_tokens, first, "right") - 1
-        high = np.searchsorted(self._block_tokens, last, "left")
-        spans = np.unique(np.stack((low, high)), axis=1).T.tolist()
+        low, high = self._blocks_of(packs)
+        base = self._block_tokens.size
+        spans = [divmod(span, base) for span in distinct(low * base + high).tolist()]
         blocks = sorted({block for start, stop in spans for block in range(start, stop)})
         cuts = [self._cut(self._blocks.get(block, self._block), first, last) for block in blocks]
         if not cuts:
             return Pieces(*(np.empty(0, np.int64) for _ in range(4)))
+        if len(cuts) == 1:
+            return cuts[0]
         pieces = Pieces(*(np.concatenate(column) for column in zip(*cuts, strict=True)))
         order = np.argsort(pieces.row, kind="stable")  # a pack that spans two windows has pieces of both
         return Pieces(*(column[order] for column in pieces))
+
+    def doubtful(self, packs: I64, documents: I64) -> I64:
+        """The rows of `packs` that may consist of some `documents` alone: their windows have enough tokens of these."""
+        order, entry = self._documents, np.zeros(self._documents.extent_first.size - 1, np.int64)
+        entry[order.run.extents] = np.arange(order.run.extents.size)
+        extent = np.searchsorted(order.extent_first, documents, "right") - 1
+        positions = documents - order.extent_first[extent] + order.run.begins[entry[extent]]
+        blocks = np.searchsorted(order.block_first, positions, "right") - 1
+        tokens = np.bincount(blocks, self._length_of(documents), self._block_tokens.size - 1).astype(np.int64)
+        before = np.concatenate(([0], np.cumsum(tokens)))
+        low, high = self._blocks_of(packs)
+        return np.flatnonzero(before[high] - before[low] >= self._length)
+
+    def _blocks_of(self, packs: I64) -> tuple[I64, I64]:
+        """The windows [low[i], high[i]) in which packs have tokens."""
+        low = np.searchsorted(self._block_tokens, packs * self._length, "right") - 1
+        return low, np.searchsorted(self._block_tokens, (packs + 1) * self._length, "left")
 
     def _cut(self, block: _Block, first: I64, last: I64) -> Pieces:
         """The parts of a window's documents within [first[i], last[i]) of the stream."""
         low = np.searchsorted(block.end, first, "right")
         counts = np.maximum(np.searchsorted(block.begin, last, "left") - low, 0)
+        ends = np.cumsum(counts)
         row = np.repeat(np.arange(first.size), counts)
-        at = np.arange(row.size) + np.repeat(low - (np.cumsum(counts) - counts), counts)
-        held = block.begin[at] < block.end[at]  # leave out empty documents
-        at, row = at[held], row[held]
-        begin, end = block.begin[at], block.end[at]
-        return Pieces(
-            row, block.document[at], np.maximum(first[row] - begin, 0), np.minimum(end, last[row]) - begin
-        )
+        at = np.arange(row.size) + np.repeat(low - (ends - counts), counts)
+        start, size = block.begin[at], block.end[at] - block.begin[at]
+        # A pack cuts its first document and its last one at most.
+        begin, end, some = np.zeros_like(at), size.copy(), counts > 0
+        heads, tails = (ends - counts)[some], ends[some] - 1
+        begin[heads] = np.maximum(first[some] - start[heads], 0)
+        end[tails] = np.minimum(size[tails], last[some] - start[tails])
+        pieces = Pieces(row, block.document[at], begin, end)
+        held = size > 0
+        return pieces if held.all() else Pieces(*(column[held] for column in pieces))
 
     def _block(self, block: int) -> _Block:
         first, last = self._documents.block_first[block : block + 2].tolist()

@@ -24,6 +24,7 @@ import numpy.typing as npt
 U32 = npt.NDArray[np.uint32]
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 
 ROUNDS = 16
 """Four make a Feistel network pseudorandom on large domains (Luby & Rackoff), but a block may hold five
@@ -63,9 +64,9 @@ def mix(*parts: int) -> int:
     return state
 
 
-def mix_each(prefix: int, parts: npt.NDArray[Any]) -> U64:
-    """`mix(*before, part)` for an array of last parts, where `prefix` is `mix(*before)`. uint64."""
-    state: U64 = parts.astype(np.uint64) ^ np.uint64(prefix + _GOLDEN & _MASK)
+def mix_each(prefix: int | U64, parts: npt.NDArray[Any]) -> U64:
+    """`mix(*before, part)` for an array of last parts, where `prefix` is `mix(*before)`, or one for each part. uint64."""
+    state: U64 = np.asarray(prefix, np.uint64) + np.array([_GOLDEN], np.uint64) ^ parts.astype(np.uint64)
     state ^= state >> np.uint64(30)
     state *= np.uint64(0xBF58476D1CE4E5B9)
     state ^= state >> np.uint64(27)

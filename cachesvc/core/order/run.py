@@ -41,8 +41,19 @@ class Run(Protocol):
 
 
 def component_spec(spec: OrderSpec) -> OrderSpec:
-    """Return the spec of a component's own run, which is not divided among ranks: no border cuts it."""
-    return replace(spec, global_batch=1, canonical_nodes=1, last="drop", rotated_from=NEVER_ROTATED)
+    """Return the spec of a component's own run, which is not divided among ranks: no border cuts it. What a run leaves out
+    keeps its place."""
+    return replace(
+        spec,
+        global_batch=1,
+        canonical_nodes=1,
+        last="drop",
+        rotated_from=NEVER_ROTATED,
+        skipped="",
+        excluded="",
+        since_epoch=0,
+        since_step=0,
+    )
 
 
 class DatasetRun:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cachesvc.core.order.best_fit import whole_packs
 from cachesvc.core.order.epoch_order import NEVER_ROTATED, EpochOrder, OrderSpec
+from cachesvc.core.order.excluded import Excluded
+from cachesvc.core.order.pack_order import Documents, PackOrder
 from cachesvc.core.order.packing import PackRun
 
 EXTENTS = st.lists(st.lists(st.integers(0, 9), max_size=6), min_size=1, max_size=6)
@@ -77,3 +82,27 @@ def test_unshuffled_packs_are_the_documents_in_their_order() -> None:
     assert pieces.document.tolist() == [0, 1, 1, 2]
     assert pieces.begin.tolist() == [0, 0, 2, 0]
     assert pieces.end.tolist() == [3, 2, 4, 3]
+
+
+@settings(max_examples=100, deadline=None)
+@given(EXTENTS, st.integers(1, 12), st.integers(0, 3), st.booleans(), st.booleans(), st.data())
+def test_excluded_documents_are_in_no_pack_and_others_stay(
+    extents: list[list[int]], length: int, window: int, shuffle: bool, best: bool, data: st.DataObject
+) -> None:
+    lengths = np.asarray([n for extent in extents for n in extent], np.int64)
+    first = np.cumsum([0, *(len(extent) for extent in extents)])
+    totals = np.asarray([sum(extent) for extent in extents], np.int64)
+    documents = Documents(np.dtype("u1"), first, totals, np.negative, lambda some: lengths[some])
+    whole = whole_packs(first, lengths, length, "split") if best else None
+    order = PackOrder(documents, None, length, whole)
+    out = data.draw(st.sets(st.integers(0, max(0, lengths.size - 1))))
+    plain = OrderSpec(7, 1, window, 1, shuffle)
+    spec = replace(plain, excluded=Excluded(dict.fromkeys(out, 5)).text)
+    assert spec.at_step(5) is spec
+    assert spec.at_step(4) == plain
+    packs = np.arange(order.size)
+    before = [*zip(*(column.tolist() for column in order.pieces(packs, plain, 1)), strict=True)]
+    after = [*zip(*(column.tolist() for column in order.pieces(packs, spec, 1)), strict=True)]
+    assert after == [piece for piece in before if piece[1] not in out]
+    gone = order.left_out(packs, spec, 1).tolist()
+    assert gone == [pack not in {piece[0] for piece in after} for pack in packs.tolist()]

@@ -140,7 +140,7 @@ def test_texts_that_name_no_steps_are_refused() -> None:
 def test_samples_are_left_out_from_their_step_on(since: dict[int, int], step: int) -> None:
     left_out = Excluded(since)
     assert parse_excluded(left_out.text).since == left_out.since == since
-    bad = left_out.among(np.arange(60), np.array(step))
+    bad = left_out.until(step).among(np.arange(60))
     assert np.flatnonzero(bad).tolist() == sorted(each for each, at in since.items() if at <= step)
     more = left_out.with_more({3: 100, 51: 100}).since
     assert more == {3: 100, 51: 100} | since
