@@ -134,6 +134,7 @@ def size(value: Any) -> int:
     return int(value.nbytes) if isinstance(value, (np.ndarray, torch.Tensor)) else 8
 
 
+@pytest.mark.slow
 def test_a_reader_prepares_uneven_samples_for_itself_while_the_daemon_is_gone(
     daemon: Daemon, data: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
