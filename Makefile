@@ -44,7 +44,7 @@ chaos: $(VENV)/.ready
 
 # Other projects' trainers over our loader, writers of formats that it reads, and the tools that read deploy/, in
 # environments of their own. DeepSpeed compiles with the C++ compiler.
-COMPAT_trainers := pytorch-lightning transformers torchdata trl webdataset duckdb polars
+COMPAT_trainers := pytorch-lightning transformers torchdata trl webdataset duckdb polars av soundfile scipy
 COMPAT_deepspeed := deepspeed
 COMPAT_ray := 'ray[train]'
 COMPAT_litdata := litdata zstd

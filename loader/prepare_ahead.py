@@ -19,9 +19,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from cachesvc.catalog.layout import OFFSET_BYTES
 from cachesvc.core.errors import InvalidInput, is_bad_sample
 from loader.datasets.dataset import Dataset, open_dataset
 from loader.datasets.preparing import PreparingSource
+from loader.prepare.uneven import record_of
 from loader.process.command_job import run_job, say
 
 TIMED = 100
@@ -36,6 +38,7 @@ class Job:
     uri: str
     function: str
     name: str
+    max_bytes: int
     workers: int
     given: dict[str, Any]
 
@@ -60,15 +63,22 @@ def function_of(named: str) -> Callable[[Any], Any]:
 
 def run(job: Job) -> None:
     """Open the dataset, say what it will cost, and prepare until this process is terminated."""
-    dataset = open_dataset(job.uri, prepare=function_of(job.function), prepare_name=job.name, **job.given)
+    dataset = open_dataset(
+        job.uri,
+        prepare=function_of(job.function),
+        prepare_name=job.name,
+        prepare_max_bytes=job.max_bytes,
+        **job.given,
+    )
     source = dataset.preparing
     if source is None:
         raise InvalidInput("no daemon keeps what is prepared; start one: cachesvc serve")
+    seconds, size_bytes = cost_of(source)
     say(
         dataset=dataset.opened.link.id,
         samples=len(dataset),
-        size_bytes=len(dataset) * source.form.stride_bytes,
-        sample_s=sample_s(source),
+        size_bytes=round(len(dataset) * size_bytes),
+        sample_s=seconds,
     )
     dataset.close()
     context, ready = multiprocessing.get_context("fork"), multiprocessing.get_context("fork").Semaphore(0)
@@ -86,17 +96,20 @@ def run(job: Job) -> None:
             process.join()
 
 
-def sample_s(source: PreparingSource) -> float:
-    """Return the CPU seconds of a sample, the mean of the first `TIMED`."""
+def cost_of(source: PreparingSource) -> tuple[float, float]:
+    """Return the CPU seconds and the bytes of a sample, the means of the first `TIMED`."""
     count, begun = min(TIMED, source.catalog.samples), time.process_time()
-    samples, made = source.samples(np.arange(count)), 0
+    samples, form, sizes = source.samples(np.arange(count)), source.form, list[int]()
     try:
-        for _ in samples:
-            made += 1
+        for sample in samples:
+            sizes.append(
+                len(record_of(form, sample)) + OFFSET_BYTES if form.most_bytes else form.stride_bytes
+            )
     except Exception as error:  # it is kept in place of its sample
         if not is_bad_sample(error):
             raise
-    return (time.process_time() - begun) / max(1, made)
+    mean = sum(sizes) / len(sizes) if sizes else form.stride_bytes
+    return (time.process_time() - begun) / max(1, len(sizes)), mean
 
 
 def _serve(dataset: Dataset, source: PreparingSource, parent: int, ready: Callable[[], None]) -> None:

@@ -26,6 +26,7 @@ from bench.kills.run import Run
 from bench.kills.trainer import RECORD, Life
 from cachesvc.catalog.options import Options
 from cachesvc.client.control import Control
+from cachesvc.core.model import DatasetId
 from testbed.node import Daemon
 from testbed.servers import SeaweedFS
 
@@ -76,8 +77,10 @@ def drill(root: Path, s3: SeaweedFS, kills: int, seed: int) -> Report:
         processes = _Processes(root, daemon, s3, uri, truth, seed)
         processes.run(kills)
         with Control(daemon.socket_dir) as control:
-            # A daemon that was killed after all trainers had ended knows no dataset yet.
+            # A daemon that was killed after all trainers had ended knows no dataset yet, prepared ones among them.
             control.open_dataset([uri], Options(format="records", record_bytes=RECORD, extent_bytes=EXTENT))
+            for catalog in (daemon.root / "state/catalogs").glob("*.lmdb"):
+                control.evict(DatasetId(catalog.stem))
         left = [*leftovers.in_daemon(daemon)]
         if (code := daemon.stop()) != 0:
             left.append(f"the daemon's exit code is {code}")
@@ -87,14 +90,16 @@ def drill(root: Path, s3: SeaweedFS, kills: int, seed: int) -> Report:
 
 
 def _uploaded(s3: SeaweedFS, seed: int) -> tuple[str, list[str]]:
-    """Upload the dataset; return its URI and the digest of each sample."""
+    """Upload the dataset; return its URI and the digest of what is prepared of each sample."""
     body = random.Random(seed).randbytes(SAMPLES * RECORD)
     bucket = s3.create_bucket(f"kills-{secrets.token_hex(4)}")
     client = s3.client()
     for number in range(FILES):
         part = body[number * EXTENT : (number + 1) * EXTENT]
         client.put_object(Bucket=bucket, Key=f"data/{number:02d}.bin", Body=part)
-    truth = [digest(body[at : at + RECORD]) for at in range(0, len(body), RECORD)]
+    turned = bytes(255 - byte for byte in range(256))  # as `trainer.turned`
+    records = (body[at : at + RECORD][::-1].translate(turned) for at in range(0, len(body), RECORD))
+    truth = [digest(record) for record in records]
     return f"s3://{bucket}/data/", truth
 
 

@@ -17,11 +17,13 @@ from bench.kills.clock import Clock
 from bench.kills.ledger import Reader
 from bench.kills.leftovers import Orphans
 from bench.kills.node import Node
-from bench.kills.trainer import NO_DAEMON, Life, Workers, train
+from bench.kills.trainer import NO_DAEMON, Life, Prepared, Workers, train
 
 PREFETCHED = 8
 """Batches that may arrive after a worker's death although they were made before it."""
 WEIGHTS: dict[Workers, int] = {"none": 3, "thread": 4, "fork": 5, "spawn": 2}
+PREPARED: dict[Prepared, int] = {"": 2, "even": 1, "uneven": 1}
+"""Half of the lives prepare samples; their trainers and workers are the preparers that are killed."""
 
 
 @dataclass(slots=True)
@@ -62,7 +64,8 @@ class Run:
         """Start a new life without any clean-up, with a newly drawn kind of workers. `again`: the start it retries."""
         draw = self._draw
         (workers,) = draw.choices(list(WEIGHTS), list(WEIGHTS.values()))
-        self._life = replace(self._life, workers=workers, seed=draw.randrange(1 << 30))
+        (prepared,) = draw.choices(list(PREPARED), list(PREPARED.values()))
+        self._life = replace(self._life, workers=workers, prepared=prepared, seed=draw.randrange(1 << 30))
         self._started_at = time.monotonic()
         since, daemons = (again.since, again.daemons) if again else (self._started_at, self._daemons_killed())
         self._awaited = _Awaited(self.kind, since, 1, daemons)
@@ -73,7 +76,11 @@ class Run:
     @property
     def kind(self) -> str:
         """Name of the table row of this life."""
-        return f"trainer, {self._life.workers}"
+        return f"trainer, {self._life.workers}{self._preparing}"
+
+    @property
+    def _preparing(self) -> str:
+        return ", preparing" * bool(self._life.prepared)
 
     @property
     def serving(self) -> bool:
@@ -124,7 +131,7 @@ class Run:
             self._draw.choice(victims).kill()
         except psutil.NoSuchProcess:  # it ended by itself meanwhile
             return False
-        kind = f"worker, {self._life.workers}"
+        kind = f"worker, {self._life.workers}{self._preparing}"
         self._clock.killed(kind, self.serving)
         self._awaited = _Awaited(kind, time.monotonic(), PREFETCHED + 1, self._daemons_killed())
         return True

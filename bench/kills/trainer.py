@@ -1,5 +1,8 @@
 """One life of a training run: resumes where its ledger ends, and trains until it is killed or told to stop.
 
+A life reads the records as they are, or what a function prepares of them, which it and its workers then do for the daemon.
+Its ledger has the digests of what the function makes in each case.
+
 The fork server has imported torch, so that a timed start does not include that import.
 """
 
@@ -15,6 +18,7 @@ from typing import Any, Literal
 from bench.kills.ledger import Entry, Writer, digest
 
 Workers = Literal["none", "thread", "fork", "spawn"]
+Prepared = Literal["", "even", "uneven"]
 RECORD = 4096
 BATCH = 16
 STEP_S = 0.02
@@ -41,6 +45,7 @@ class Life:
     seed: int
     workers: Workers
     env: dict[str, str] = field(default_factory=dict)
+    prepared: Prepared = ""
 
 
 def train(life: Life) -> None:
@@ -62,7 +67,7 @@ def train(life: Life) -> None:
         latest = ledger.latest()
         if latest is not None:
             batches.load_state_dict(latest.state)
-        _epoch(batches, ledger, draw, parent)
+        _epoch(batches, ledger, draw, parent, life.prepared)
 
 
 def _loader(life: Life) -> Any:
@@ -72,14 +77,41 @@ def _loader(life: Life) -> Any:
 
     torch.set_num_threads(1)
     data = open_dataset(life.uri, format="records", record_bytes=RECORD, extent_bytes=life.extent_bytes)
-    return DataLoader(
-        data, batch_size=BATCH, shuffle=True, seed=1, window=2 * life.extent_bytes, **_LOADING[life.workers]
-    )
+    if life.prepared:
+        function, max_bytes = (turned, 0) if life.prepared == "even" else (turned_in_two, RECORD)
+        data = data.prepared(function, max_bytes=max_bytes)
+    collate: dict[str, Any] = {"collate_fn": list} if life.prepared == "uneven" else {}
+    loading = _LOADING[life.workers] | collate
+    return DataLoader(data, batch_size=BATCH, shuffle=True, seed=1, window=2 * life.extent_bytes, **loading)
 
 
-def _epoch(batches: Any, ledger: Writer, draw: random.Random, parent: int) -> None:
+def turned(record: Any) -> Any:
+    """Return a record backwards and inverted: no byte of it is lost, and none stays."""
+    return 255 - record.flip(0)
+
+
+def turned_in_two(record: Any) -> dict[str, Any]:
+    """Return it in two parts, whose lengths differ from record to record."""
+    cut = _cut(record[0])
+    return {"head": turned(record)[:cut], "rest": turned(record)[cut:]}
+
+
+def _cut(first: Any) -> int:
+    return int(first) * RECORD // 256
+
+
+def _digest_of(sample: Any, prepared: Prepared) -> str:
+    """Return the digest of what `turned` makes of a record."""
+    if prepared == "uneven":
+        head, rest = sample["head"].numpy().tobytes(), sample["rest"].numpy().tobytes()
+        whole = head + rest
+        return digest(whole) if len(head) == _cut(255 - whole[-1]) else "cut elsewhere"
+    return digest((sample if prepared else turned(sample)).numpy().tobytes())
+
+
+def _epoch(batches: Any, ledger: Writer, draw: random.Random, parent: int, prepared: Prepared) -> None:
     for batch in batches:
-        digests = [digest(row.numpy().tobytes()) for row in batch]
+        digests = [_digest_of(sample, prepared) for sample in batch]
         state = batches.state_dict()
         ledger.commit(Entry(batches.epoch, batches.indices.tolist(), digests, state))
         if os.getppid() != parent:

@@ -351,7 +351,8 @@ def _layout(columns: MappedColumns, samples: int) -> Layout:
             for name, kind, dtype, shape, offset in head["fields"]
         )
         starts, first = columns["extent.start"], columns["extent.first"]
-        return Prepared(str(head["container"]), int(head["stride_bytes"]), tuple(fields), starts, first)
+        sizes = int(head["stride_bytes"]), int(head.get("most_bytes", 0))
+        return Prepared(str(head["container"]), sizes[0], tuple(fields), starts, first, sizes[1])
     raise CorruptData(f"unknown layout {head['kind']!r}")
 
 

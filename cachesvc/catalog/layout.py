@@ -174,7 +174,8 @@ class Columns:
 @dataclass(frozen=True, slots=True)
 class PreparedField:
     """A value of each prepared sample: an array of `dtype` and `shape` at `offset` in the sample's record. `kind`:
-    "tensor", "array", "number" (Python's) or "scalar" (numpy's)."""
+    "tensor", "array", "number" (Python's) or "scalar" (numpy's). Of uneven samples it may be "bytes" or "text" too, and
+    each record states the shape."""
 
     name: str
     kind: str
@@ -189,6 +190,10 @@ class Prepared:
 
     Head: `container` ("value", "tuple", "list" or "dict"), `stride_bytes`, and `fields`: the name, kind, dtype, shape and
     offset of each. The end of a record says whether its sample was made (`loader/prepare/records.py`).
+
+    Samples of unlike shapes have `most_bytes` in the head, the most that the values of one may take. `stride_bytes` is
+    then the most that a record takes. An extent starts with u64 offsets[count + 1] of its records, and its size in the
+    catalog is the most that it may take (`loader/prepare/uneven.py`).
     """
 
     container: str
@@ -196,12 +201,34 @@ class Prepared:
     fields: tuple[PreparedField, ...]
     starts: Ints
     first: Ints
+    most_bytes: int = 0
 
     def locate(self, samples: Ints) -> tuple[Ints, Ints]:
-        """Return addresses and lengths of records, int64[n, 1]."""
+        """Return addresses and lengths of records, of uneven ones those of their two offsets, int64[n, 1]."""
         extent = np.searchsorted(self.first, samples, "right") - 1
-        addresses = (self.starts[extent] + self.stride_bytes * (samples - self.first[extent]))[:, None]
-        return addresses, np.full_like(addresses, self.stride_bytes)
+        step, length = (OFFSET_BYTES, 2 * OFFSET_BYTES) if self.most_bytes else (self.stride_bytes,) * 2
+        addresses = (self.starts[extent] + step * (samples - self.first[extent]))[:, None]
+        return addresses, np.full_like(addresses, length)
+
+    def settle(self, samples: Ints, pairs: np.ndarray) -> tuple[Ints, Ints]:
+        """Return addresses and lengths of uneven records, int64[n], by their offsets, uint64[n, 2]. Raises CorruptData for
+        offsets that no extent has."""
+        extent = np.searchsorted(self.first, samples, "right") - 1
+        begin, end = pairs[:, 0].astype(np.int64), pairs[:, 1].astype(np.int64)
+        table = table_bytes(self.first[extent + 1] - self.first[extent])
+        wrong = (begin < table) | (end < begin) | (end - begin > self.stride_bytes)
+        if wrong.any():
+            sample = int(samples[np.argmax(wrong)])
+            raise CorruptData(f"the prepared record of sample {sample} lies nowhere; cachesvc evict drops it")
+        return self.starts[extent] + begin, end - begin
+
+
+OFFSET_BYTES = 8
+
+
+def table_bytes(samples: Ints) -> Ints:
+    """Return the bytes of the offsets of extents with so many uneven records."""
+    return OFFSET_BYTES * (samples + 1)
 
 
 Layout = Fixed | Rows | Indirect | Columns | Prepared

@@ -19,7 +19,7 @@ from cachesvc.catalog.address_space import CODECS, aligned
 from cachesvc.catalog.catalog import BUILDER_VERSION, Catalog
 from cachesvc.catalog.column_file import write_columns
 from cachesvc.catalog.columns import Array, Ints, TextColumn
-from cachesvc.catalog.layout import PreparedField
+from cachesvc.catalog.layout import PreparedField, table_bytes
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import EXTENT_BYTES, HUGE_BYTES, MAX_EXTENTS, DatasetId, ExtentId
 
@@ -31,6 +31,7 @@ MAX_TEXT = 4096
 MAX_FIELDS = 1000
 CONTAINERS = ("value", "tuple", "list", "dict")
 KINDS = ("tensor", "array", "number", "scalar")
+UNEVEN_KINDS = (*KINDS, "bytes", "text")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,32 +64,35 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class PreparedForm:
-    """The records of prepared samples. Raises InvalidInput for fields that overlap or lie outside their record."""
+    """The records of prepared samples. Raises InvalidInput for fields that overlap or lie outside their record.
+
+    `most_bytes`: the most that the values of an uneven sample may take. Its fields have no shapes and offsets, and
+    `stride_bytes` is the most that its record takes. 0 where all samples have the shapes of the fields.
+    """
 
     container: str
     stride_bytes: int
     fields: tuple[PreparedField, ...]
+    most_bytes: int = 0
 
     def __post_init__(self) -> None:
-        end = 0
-        for each in self.fields:
-            if (
-                np.dtype(each.dtype).kind not in "biufc"
-                or each.offset < end
-                or min(each.shape, default=0) < 0
-                or len(each.name) > MAX_TEXT
-            ):
+        end, kinds = self.most_bytes, UNEVEN_KINDS if self.most_bytes else KINDS
+        for each in () if self.most_bytes else self.fields:
+            if each.offset < end or min(each.shape, default=0) < 0 or len(each.name) > MAX_TEXT:
                 raise InvalidInput(f"field {each.name!r} of a prepared sample does not lie in its record")
             end = each.offset + int(np.dtype(each.dtype).itemsize * np.prod(each.shape, dtype=object))
-        if self.container not in CONTAINERS or any(each.kind not in KINDS for each in self.fields):
+        if any(np.dtype(each.dtype).kind not in "biufc" for each in self.fields):
+            raise InvalidInput("prepared samples hold numbers alone")
+        if self.container not in CONTAINERS or any(each.kind not in kinds for each in self.fields):
             raise InvalidInput(f"prepared samples are no {self.container!r}")
-        if not 0 < len(self.fields) <= MAX_FIELDS or not end < self.stride_bytes <= 1 << 40:
+        if not 0 < len(self.fields) <= MAX_FIELDS or not 0 <= end < self.stride_bytes <= 1 << 40:
             raise InvalidInput(f"prepared samples of {self.stride_bytes:,} bytes do not hold their fields")
 
     def to_json(self) -> str:
         """Return the form as text."""
         fields = [(each.name, each.kind, each.dtype, each.shape, each.offset) for each in self.fields]
-        return json.dumps({"container": self.container, "stride_bytes": self.stride_bytes, "fields": fields})
+        head = {"container": self.container, "stride_bytes": self.stride_bytes, "fields": fields}
+        return json.dumps(head | ({"most_bytes": self.most_bytes} if self.most_bytes else {}))
 
     @classmethod
     def from_json(cls, text: str) -> PreparedForm:
@@ -101,7 +105,8 @@ class PreparedForm:
                 )
                 for name, kind, dtype, shape, offset in head["fields"]
             )
-            return cls(str(head["container"]), int(head["stride_bytes"]), tuple(fields))
+            most_bytes = int(head.get("most_bytes", 0))
+            return cls(str(head["container"]), int(head["stride_bytes"]), tuple(fields), most_bytes)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             if isinstance(error, InvalidInput):
                 raise
@@ -115,6 +120,8 @@ def derive(source: Catalog, recipe: Recipe, form: PreparedForm, user: int, into:
     dataset = recipe.dataset(source.id, user)
     first, extent = _runs(source, max(1, (source.extent_bytes or EXTENT_BYTES) // form.stride_bytes))
     sizes = np.diff(first) * form.stride_bytes
+    if form.most_bytes:
+        sizes += table_bytes(np.diff(first))
     starts = np.cumsum(np.concatenate([[0], aligned_sizes(sizes)]))[:-1]
     none = np.zeros(0, np.int64)
     columns: dict[str, Array] = {

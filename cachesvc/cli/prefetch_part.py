@@ -147,7 +147,7 @@ def fill_parts(parts: Sequence[tuple[Leaf, Ints]], socket: str | None, as_json: 
         raise found.failure
     if found.unfit_extents:
         raise OutOfSpace(
-            f"{found.unfit_extents:,} of {found.extents:,} chosen extents do not fit: choose fewer steps, or give the"
-            " daemon more --ram or --nvme"
+            f"{found.unfit_extents:,} of {found.extents:,} chosen extents do not fit: choose fewer steps or more"
+            " shards, or give the daemon more --ram or --nvme"
         )
     return 0

@@ -84,12 +84,13 @@ class PreparerConnection:
         if due:
             self._report(work, b"")
 
-    def made(self, work: Work, error: CacheError | None = None) -> None:
-        """End an extent, whose target is closed: it is complete, or cannot be prepared here now."""
+    def made(self, work: Work, error: CacheError | None = None, takes_bytes: int = 0) -> None:
+        """End an extent, whose target is closed: it is complete, or cannot be prepared here now. `takes_bytes`: its size
+        where it may take less than its target has."""
         if error is None:
             self.progress(work, b"", ended=True)
         code, text = (0, "") if error is None else (error.code, str(error))
-        self._send(Message(Op.MADE, work.number, 0, code, text=text))
+        self._send(Message(Op.MADE, work.number, takes_bytes, code, text=text))
 
     def end(self) -> None:
         """End the offer, from another thread: the one that waits in `next` raises DaemonUnavailable."""

@@ -15,19 +15,21 @@ from cachesvc.core.model import Counted, ExtentId, ReaderId, Stay, TierName
 @dataclass(frozen=True, slots=True)
 class StartFill:
     """Fill an extent into a tier, where its bytes are reserved, from `from_tier`, or from the source where that is None.
-    With a `preparer`, that process makes the bytes."""
+    With a `preparer`, that process makes the bytes. `size_bytes`: what to reserve for an extent of an uneven dataset; 0:
+    its size in the catalog."""
 
     extent: ExtentId
     tier: TierName
     from_tier: TierName | None = None
     preparer: ReaderId | None = None
+    size_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
     """Send the reader a read-only descriptor; the lease has begun. `stay`: how long the reader may hold it after it has
     read it. `from_peer`: the fill that brought the bytes to this node took them from another one. `counted`: how the
-    demand was counted."""
+    demand was counted. `size_bytes`: what an extent of an uneven dataset takes; 0: its size in the catalog."""
 
     reader: ReaderId
     request: int
@@ -36,6 +38,7 @@ class Grant:
     stay: Stay = "kept"
     from_peer: bool = False
     counted: Counted = field(default="hits", compare=False)
+    size_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,8 @@ class DatasetDeclared(Event):
     other event. Until `Claims.claimed` says so, the job names none of them.
 
     `sample_bytes`: the mean size of a sample; 0 where it is unknown. `made_from`: the source extent of each extent of a
-    prepared dataset; () for other datasets.
+    prepared dataset; () for other datasets. `uneven`: each size is the most that an extent may take, and `Filled` says what
+    it takes.
     """
 
     job: int
@@ -47,6 +48,7 @@ class DatasetDeclared(Event):
     gradual: bool = False
     sample_bytes: int = 0
     made_from: tuple[SourceExtent, ...] = ()
+    uneven: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +161,15 @@ class HoldReported(Event):
 @dataclass(frozen=True, slots=True)
 class Filled(Event):
     """A fill is complete and its bytes are verified. `from_peer`: another node gave them, not the source. `code` (an
-    `errors.py` code; 0: complete) and `message`: the permanent error of the first object that is missing in it."""
+    `errors.py` code; 0: complete) and `message`: the permanent error of the first object that is missing in it.
+    `size_bytes`: what an extent of an uneven dataset takes, at most what was reserved; 0 for other extents."""
 
     extent: ExtentId
     tier: TierName
     from_peer: bool = False
     code: int = 0
     message: str = ""
+    size_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

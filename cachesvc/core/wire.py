@@ -88,10 +88,10 @@ times."""
 
 class Message(NamedTuple):
     """One datagram. `number`: the request (GET, READ and their answers), the work (PREPARE, MAKING, MADE), MAGIC (HELLO,
-    IDENTIFY) or a count of rows (PLAN). `value`: the extent index, step, count, first block (MAKING), offset (READ), or the
-    number that a job's readers share (HELLO; 0: none). `size`: bytes, the features (HELLO), the error code (FAILED, MADE),
-    or the token (WELCOME). `digest`: the dataset (HELLO), or of a granted extent's bytes (`Checksums.content`), zero where
-    the daemon does not know it."""
+    IDENTIFY) or a count of rows (PLAN). `value`: the extent index, step, count, first block (MAKING), offset (READ), the
+    bytes that an uneven extent takes (MADE), or the number that a job's readers share (HELLO; 0: none). `size`: bytes, the
+    features (HELLO), the error code (FAILED, MADE), or the token (WELCOME). `digest`: the dataset (HELLO), or of a granted
+    extent's bytes (`Checksums.content`), zero where the daemon does not know it."""
 
     op: Op
     number: int = 0

@@ -48,7 +48,15 @@ class DatasetClaims:
         dataset = self._datasets.admit(dataset)  # it may have been unloaded again
         quotas = self._quotas_of(dataset, user)
         claim = events.DatasetDeclared(
-            job, dataset.id, dataset.extents, user, *quotas, gradual, dataset.sample_bytes, dataset.made_from
+            job,
+            dataset.id,
+            dataset.extents,
+            user,
+            *quotas,
+            gradual,
+            dataset.sample_bytes,
+            dataset.made_from,
+            dataset.uneven,
         )
         self._runner.handle(claim)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.expiry import mark_used, remove_unused
+from cachesvc.catalog.layout import Prepared
 from cachesvc.catalog.prepared import PreparedForm, Recipe, derive, origin_of
 from cachesvc.config import Rule
 from cachesvc.core.errors import CorruptData, NotAllowed, NotFound
@@ -81,6 +82,11 @@ class ServedDataset:
         return not self.catalog.samples
 
     @property
+    def uneven(self) -> bool:
+        """True where `sizes` are the most that its extents may take."""
+        return isinstance(self.catalog.layout, Prepared) and self.catalog.layout.most_bytes > 0
+
+    @property
     def is_one_file(self) -> bool:
         """True for a file that a program opened by its name (`gateway/`), of which there may be thousands."""
         return self.catalog.format in ("objects", "whole") and self.catalog.objects == 1
@@ -95,9 +101,9 @@ class ServedDataset:
         """Decoded bytes of all extents."""
         return sum(self.sizes)
 
-    def bytes_of(self, extents: Iterable[ExtentId]) -> int:
-        """Decoded bytes of some of its extents."""
-        return sum(self.sizes[self.index_of[extent]] for extent in extents)
+    def bytes_of(self, extents: Iterable[ExtentId], sizes: Sequence[int] = ()) -> int:
+        """Decoded bytes of some of its extents. `sizes`: what they take, where that differs."""
+        return sum((sizes or self.sizes)[self.index_of[extent]] for extent in extents)
 
 
 class Datasets:

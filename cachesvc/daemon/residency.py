@@ -19,6 +19,15 @@ def resident(node: Node, dataset: ServedDataset) -> list[tuple[ExtentId, TierNam
     return [(extent, tier) for extent, tier in found if tier is not None]
 
 
+def sizes_of(node: Node, dataset: ServedDataset) -> Sequence[int]:
+    """The sizes of a dataset's extents in bytes. Those of uneven ones are known once they were made; before, they are the
+    most that they may take."""
+    if not dataset.uneven:
+        return dataset.sizes
+    known = map(node.size_of, dataset.extent_ids)
+    return [size_bytes or most_bytes for size_bytes, most_bytes in zip(known, dataset.sizes, strict=True)]
+
+
 def out_of_reach(node: Node, dataset: ServedDataset) -> list[ExtentId]:
     """A dataset's extents in lost tiers, from which they cannot be evicted."""
     lost = [tier for tier in node.policy.tiers.values() if tier.lost]

@@ -64,9 +64,10 @@ def fetch(
             steps = np.arange(len(extents), dtype=np.int64)
             grants.submit(Plan(extents, steps, np.full_like(steps, len(extents))))
             for start in range(0, len(extents), GROUP):
-                for extent in _acquired(grants, extents[start : start + GROUP].tolist(), found):
+                for granted in _acquired(grants, extents[start : start + GROUP].tolist(), found):
                     found.resident_extents += 1
-                    found.resident_bytes += int(leaf.catalog.extent_sizes[extent])
+                    found.resident_bytes += granted.size_bytes
+                    found.size_bytes += granted.size_bytes - int(leaf.catalog.extent_sizes[granted.extent])
                 progress(found.resident_bytes, found.size_bytes)
     return found
 
@@ -92,8 +93,8 @@ def prefetch_next(
     return fetch(run.extents_ahead(steps, slots), socket, progress)
 
 
-def _acquired(grants: DaemonGrants, extents: list[int], found: Fetched) -> list[int]:
-    """The extents that are leased now. Where one fails, the others are asked for one by one."""
+def _acquired(grants: DaemonGrants, extents: list[int], found: Fetched) -> list[Granted]:
+    """The grants of extents that are leased now. Where one fails, the others are asked for one by one."""
     try:
         answers = grants.acquire(extents, read_timeout_s())
     except DaemonUnavailable:
@@ -108,4 +109,4 @@ def _acquired(grants: DaemonGrants, extents: list[int], found: Fetched) -> list[
     for each in granted:
         os.close(each.fd)  # the lease does not need it
     found.unfit_extents += len(answers) - len(granted)
-    return [each.extent for each in granted]
+    return granted

@@ -62,7 +62,7 @@ class NvmeTier:
         """Files whose removal failed; one is tried again at each reservation and eviction."""
         self._commit_lock = threading.Lock()  # orders a commit's last step against `open` and `abort`
 
-    def reserve(self, extent: ExtentId, size_bytes: int) -> int:
+    def reserve(self, extent: ExtentId, size_bytes: int, shrinks: bool = False) -> int:
         """Return a read-write descriptor of a temporary file with `size_bytes` allocated; the caller closes it.
 
         Raises `OutOfSpace` when the disk is full, `TierFailed` when it is read-only or broken.
@@ -84,6 +84,12 @@ class NvmeTier:
         self._sizes[extent] = size_bytes
         self._unremoved.pop(self._final(extent), None)  # a file of that name will be this extent's
         return given
+
+    def shrink(self, extent: ExtentId, size_bytes: int) -> None:
+        """Give the end of a reservation back to the disk. Raises `TierFailed`."""
+        with translated(self._where, "shrink an extent"):
+            os.ftruncate(self._filling[extent], size_bytes + footer.footer_bytes(size_bytes))
+        self._sizes[extent] = size_bytes
 
     def commit(self, extent: ExtentId, checksums: Checksums) -> None:
         """Take steps 3 to 6; may run beside the other calls. After an error the caller aborts: a failed fsync must not be

@@ -1,9 +1,9 @@
 """The RAM tier: one sealed memfd for each extent, so that no reader can change another reader's bytes.
 
-The size is sealed at reservation, the contents at commit. Readers get duplicates of one read-only descriptor. They share
-its file offset and so use mappings or `pread`. The write seal holds even for a reader that reopens the memfd through
-/proc. The bytes of a small extent are kept without a memfd, and each reader gets one of its own: a hundred thousand small
-files would take more descriptors than a process may have.
+The size is sealed at reservation (of an extent that may shrink, at commit), the contents at commit. Readers get duplicates
+of one read-only descriptor. They share its file offset and so use mappings or `pread`. The write seal holds even for a
+reader that reopens the memfd through /proc. The bytes of a small extent are kept without a memfd, and each reader gets one
+of its own: a hundred thousand small files would take more descriptors than a process may have.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ class RamTier:
         self._committed: dict[ExtentId, tuple[int, Checksums]] = {}
         self._small: dict[ExtentId, tuple[bytes, Checksums]] = {}
 
-    def reserve(self, extent: ExtentId, size_bytes: int) -> int:
-        """Return a read-write descriptor of exactly `size_bytes` zeros, its size sealed; the caller closes it.
+    def reserve(self, extent: ExtentId, size_bytes: int, shrinks: bool = False) -> int:
+        """Return a read-write descriptor of exactly `size_bytes` zeros, its size sealed; the caller closes it. With
+        `shrinks` it is sealed against growth alone.
 
         Raises `OutOfSpace`, also at `most` extents, and `TierFailed`.
         """
@@ -71,13 +72,18 @@ class RamTier:
             own = _memfd(f"cachesvc:{extent.hex()}")
             try:
                 os.ftruncate(own, size_bytes)
-                fcntl.fcntl(own, fcntl.F_ADD_SEALS, SIZE_SEALS)
+                fcntl.fcntl(own, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW if shrinks else SIZE_SEALS)
                 given = os.dup(own)
             except OSError:
                 os.close(own)
                 raise
         self._filling[extent] = own
         return given
+
+    def shrink(self, extent: ExtentId, size_bytes: int) -> None:
+        """Give the end of a reservation back. Raises `TierFailed`."""
+        with translated(self.name, "shrink an extent"):
+            os.ftruncate(self._filling[extent], size_bytes)
 
     def commit(self, extent: ExtentId, checksums: Checksums) -> None:
         """Seal the contents. Raises `TierFailed` while a writable mapping exists, or on a wrong size."""
@@ -93,7 +99,7 @@ class RamTier:
                 f"{self.name}: extent {extent.hex()} was reserved with another size than committed"
             )
         with translated(self.name, "seal an extent"):
-            fcntl.fcntl(own, fcntl.F_ADD_SEALS, _CONTENT_SEALS)
+            fcntl.fcntl(own, fcntl.F_ADD_SEALS, SIZE_SEALS | _CONTENT_SEALS)
             readable = os.open(f"/proc/self/fd/{own}", os.O_RDONLY | os.O_CLOEXEC)
         # Added here before it leaves `_filling`, so that `abort` and `open` always find it in one of them.
         self._keep(extent, readable, checksums)

@@ -37,9 +37,13 @@ class Tier(Protocol):
 
     name: TierName
 
-    def reserve(self, extent: ExtentId, size_bytes: int) -> int:
+    def reserve(self, extent: ExtentId, size_bytes: int, shrinks: bool = False) -> int:
         """Return a new read-write descriptor with room for `size_bytes` from offset 0; the caller closes it. Bytes behind
-        these belong to the tier. The extent is not visible yet."""
+        these belong to the tier. The extent is not visible yet. `shrinks`: `shrink` may follow."""
+        ...
+
+    def shrink(self, extent: ExtentId, size_bytes: int) -> None:
+        """Give the bytes of a reservation behind its first `size_bytes` back. Call it before `commit`."""
         ...
 
     def commit(self, extent: ExtentId, checksums: Checksums) -> None:

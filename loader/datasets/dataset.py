@@ -22,7 +22,7 @@ from cachesvc.core.order.parts import random_parts
 from cachesvc.saved_runs.data import DataSource, Pick, identity_of, selected
 from loader.datasets.dtypes import DType, dtype_name
 from loader.datasets.generators import RngKey
-from loader.datasets.preparing import PreparingSource, open_prepared
+from loader.datasets.preparing import MAX_BYTES, PreparingSource, open_prepared
 from loader.datasets.samples.kinds import SampleReader, sample_reader
 from loader.datasets.samples.sample_form import SampleSpec
 from loader.datasets.targets import Targets
@@ -49,6 +49,7 @@ def open_dataset(
     transform: Callable[..., Any] | None = None,
     prepare: Callable[[Any], Any] | None = None,
     prepare_name: str = "",
+    prepare_max_bytes: int = 0,
     version: str | None = None,
     verify: bool = False,
     dtype: DType = "",
@@ -79,7 +80,8 @@ def open_dataset(
     - `image_mode`: the mode that decoded images are converted to: "RGB", "L" (grey), or None (the mode of the
       file).
     - `prepare`: a deterministic callable(sample), called after decoding, whose results a daemon keeps. `prepare_name`
-      names it in place of a digest of its code. See `Dataset.prepared`.
+      names it in place of a digest of its code. `prepare_max_bytes`: where its results have unlike shapes, the most bytes
+      that one has. See `Dataset.prepared`.
     - `transform`: callable(sample[, rng]), called after these. `rng` is a numpy Generator keyed by (seed, epoch,
       sample), or by torch's generator under a loader other than cachesvc's.
     - `version`: the `ds.version` of an earlier opening, or `state["dataset"]` of a saved state. Nothing is asked of the
@@ -125,7 +127,7 @@ def open_dataset(
     dataset = Dataset(OpenedDataset(link, verify), spec)
     if rank == 0:
         _log_notes(dataset.catalog.notes)
-    return dataset if prepare is None else dataset.prepared(prepare, prepare_name)
+    return dataset if prepare is None else dataset.prepared(prepare, prepare_name, prepare_max_bytes)
 
 
 def key_transforms(datasets: Iterable[Dataset], seed: int, epoch: int) -> None:
@@ -273,22 +275,26 @@ class Dataset(TorchDataset[Any]):
             raise InvalidInput(f"{expression!r} selects none of the {len(self)} samples")
         return self._subset(ids, {"where": expression})
 
-    def prepared(self, prepare: Callable[[Any], Any], name: str = "") -> Dataset:
+    def prepared(self, prepare: Callable[[Any], Any], name: str = "", max_bytes: int = 0) -> Dataset:
         """Return what a deterministic function makes of each sample, before `transform`. The samples, their order and the
         states of a loader are those of this dataset.
 
         With a daemon each sample of a node is prepared once for all epochs, processes and jobs of this user. An edited
         function prepares anew; with a `name` its edit is an error. The function returns a tensor, an array or a number, or
         a tuple, list or dict of these, with one shape and dtype for all samples. Raises InvalidInput otherwise.
+
+        With `max_bytes` shapes may differ, and values may be bytes or text; all values of one sample together take at most
+        so many bytes. A sample with more is InvalidInput when it is read.
         """
         if self.sample_spec.prepare is not None:
             raise InvalidInput("this dataset is prepared already: call both functions in one")
         name, spec = text("prepare_name", name), replace(self.sample_spec, prepare=prepare)
+        max_bytes = whole_number("prepare_max_bytes", max_bytes, 0, MAX_BYTES)
         if not self.opened.link.daemon:
             return Dataset(self.opened, spec, self.ids, self._picks)
         unclaimed = OpenedDataset(replace(self.opened.link, claims=False), self.opened.verify)
         source = Dataset(unclaimed, replace(spec, transform=None))
-        opened, form = open_prepared(unclaimed.link, source, source.sample_spec, name)
+        opened, form = open_prepared(unclaimed.link, source, source.sample_spec, name, max_bytes)
         return Dataset(opened, spec, self.ids, self._picks, PreparingSource(source, form))
 
     def select(self, ids: Sequence[int] | Ints) -> Dataset:

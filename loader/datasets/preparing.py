@@ -21,7 +21,8 @@ from loader.datasets.samples.prepared import PreparedSamples
 from loader.datasets.samples.sample_form import SampleSpec
 from loader.prepare.identity import digest_of, library_versions, qualified_name
 from loader.prepare.preparer import Preparers, serve
-from loader.prepare.records import encode, form_of
+from loader.prepare.records import form_of
+from loader.prepare.uneven import record_of, uneven_form_of
 from loader.reading.connect import DatasetLink
 from loader.reading.opened_dataset import OpenedDataset
 from loader.reading.reader import Ints
@@ -30,6 +31,8 @@ TRIED_TWICE = 3
 """The samples whose results are compared with a second try before data is prepared."""
 MOST_BAD = 100
 """Samples that are tried for one that can be prepared."""
+MAX_BYTES = 1 << 38
+"""The most that a sample of unlike ones may be declared to take."""
 _log = logging.getLogger("cachesvc")
 
 
@@ -122,25 +125,26 @@ class PreparingSource:
 
 
 def open_prepared(
-    link: DatasetLink, source: Source, spec: SampleSpec, name: str
+    link: DatasetLink, source: Source, spec: SampleSpec, name: str, most_bytes: int
 ) -> tuple[OpenedDataset, PreparedForm]:
     """Open what `spec.prepare` makes of a dataset in the daemon of its link. The function is tried where the daemon does
-    not know it yet. `name` stands for the digest of its code.
+    not know it yet. `name` stands for the digest of its code. `most_bytes`: the most that a sample of unlike ones takes,
+    0 where all have one shape.
 
     Raises InvalidInput for a changed function of the same name, and for results that cannot be kept.
     """
-    recipe = _recipe(spec, name)
-    prepared, found = link.prepared(recipe, lambda: form_by_trial(source).to_json())
+    recipe = _recipe(spec, name, most_bytes)
+    prepared, found = link.prepared(recipe, lambda: form_by_trial(source, most_bytes).to_json())
     _check(recipe, found)
     opened = OpenedDataset(prepared, source.opened.verify)
     layout = opened.catalog.layout
     assert isinstance(layout, Prepared), "the daemon answers with a prepared dataset"
-    form = PreparedForm(layout.container, layout.stride_bytes, layout.fields)
+    form = PreparedForm(layout.container, layout.stride_bytes, layout.fields, layout.most_bytes)
     opened.link = replace(prepared, form=form.to_json())
     return opened, form
 
 
-def form_by_trial(source: Source) -> PreparedForm:
+def form_by_trial(source: Source, most_bytes: int = 0) -> PreparedForm:
     """Return the form of the first samples, each of which is prepared twice. Raises InvalidInput where two results differ,
     or samples have several forms; the error of the last of `MOST_BAD` samples that cannot be prepared."""
     form: PreparedForm | None = None
@@ -149,12 +153,14 @@ def form_by_trial(source: Source) -> PreparedForm:
         for sample in range(count):
             try:
                 results = [next(source.iter_samples(np.asarray([sample]), None)) for _ in range(2)]
+                if most_bytes:  # a sample with more bytes is a bad one, and tells nothing of the others
+                    record_of(uneven_form_of(results[0], most_bytes), results[0])
             except Exception as error:
                 if (sample == count - 1 and form is None) or not is_bad_sample(error):
                     raise
                 continue
-            form = form or form_of(results[0])
-            if encode(form, results[0]) != encode(form, results[1]):
+            form = form or (uneven_form_of(results[0], most_bytes) if most_bytes else form_of(results[0]))
+            if record_of(form, results[0]) != record_of(form, results[1]):
                 raise InvalidInput(
                     f"prepare= gave two results for {source.catalog.key(sample)}: it must be deterministic; do random"
                     " work in transform="
@@ -168,7 +174,7 @@ def form_by_trial(source: Source) -> PreparedForm:
     return form
 
 
-def _recipe(spec: SampleSpec, name: str) -> Recipe:
+def _recipe(spec: SampleSpec, name: str, most_bytes: int) -> Recipe:
     prepare, decode = spec.prepare, spec.decode
     assert prepare is not None, "there is a function"
     chosen = (
@@ -179,7 +185,8 @@ def _recipe(spec: SampleSpec, name: str) -> Recipe:
         spec.bare,
     )
     digest, versions = digest_of(prepare, opaque=bool(name)), library_versions(prepare)
-    return Recipe(qualified_name(prepare), digest, repr(chosen), name, versions)
+    choices = repr((*chosen, most_bytes) if most_bytes else chosen)
+    return Recipe(qualified_name(prepare), digest, choices, name, versions)
 
 
 def _check(recipe: Recipe, found: PreparedInfo) -> None:

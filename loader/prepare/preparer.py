@@ -19,14 +19,15 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
+from cachesvc.catalog.layout import OFFSET_BYTES
 from cachesvc.catalog.prepared import PreparedForm
 from cachesvc.client.preparing import PreparerConnection, Work
 from cachesvc.core.errors import CacheError, DaemonUnavailable, OutOfSpace, TierFailed, is_bad_sample
 from cachesvc.core.limits import PROBE_CAP_S
 from cachesvc.system.fork_hooks import abandon_in_children
-from cachesvc.tiers.checksum import block_digest
+from cachesvc.tiers.checksum import DIGEST_BYTES, block_digest
 from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES
-from loader.prepare.records import encode, encode_error
+from loader.prepare.uneven import record_of, record_of_error
 from loader.reading.reader import Ints
 
 IDLE_S = 60.0
@@ -170,14 +171,17 @@ def prepare(
     """Prepare one extent, and report it as made, or why not. Raises DaemonUnavailable when the daemon is gone, and where
     `ends()` says so in the middle."""
     failure: CacheError | None = None
+    takes_bytes = 0
     try:
         ids = np.arange(extent_first[work.extent], extent_first[work.extent + 1])
-        with _Target(work.target) as target:
+        table = OFFSET_BYTES * (len(ids) + 1) if maker.form.most_bytes else 0
+        with Target(work.target, work.size_bytes, table) as target:
             for record in _records(maker, ids):
                 if ends():
                     raise DaemonUnavailable("this process prepares no more")
                 connection.progress(work, target.write(record))
             connection.progress(work, target.finish())
+        takes_bytes = target.size_bytes if table else 0
     except DaemonUnavailable:
         raise
     except CacheError as error:
@@ -185,7 +189,7 @@ def prepare(
     except Exception as error:  # noqa: BLE001  another process may succeed; otherwise readers get the error themselves
         _log.warning("an extent could not be prepared", exc_info=error)
         failure = CacheError(f"prepare= failed: {type(error).__name__}: {error}")
-    connection.made(work, failure)
+    connection.made(work, failure, takes_bytes)
 
 
 def _records(maker: Maker, ids: Ints) -> Iterator[bytearray]:
@@ -196,51 +200,83 @@ def _records(maker: Maker, ids: Ints) -> Iterator[bytearray]:
             done = 0
             try:
                 for number, sample in zip(some.tolist(), maker.samples(some), strict=True):
-                    record = encode(maker.form, sample, maker.content_of(number))
+                    record = record_of(maker.form, sample, maker.content_of(number))
                     done += 1
                     yield record
             except Exception as error:
                 if not is_bad_sample(error):
                     raise
-                yield encode_error(maker.form, error, maker.content_of(int(some[done])))
+                yield record_of_error(maker.form, error, maker.content_of(int(some[done])))
                 done += 1
             some = some[done:]
 
 
-class _Target:
-    """Writes an extent from its beginning to its end, in whole blocks. Closes the descriptor at the end."""
+class Target:
+    """Writes an extent from its beginning to its end, in whole blocks. Closes the descriptor at the end.
 
-    def __init__(self, fd: int) -> None:
-        self._fd, self._at = fd, 0
-        self._rest = bytearray()
+    An extent of uneven records begins with a table of their offsets, which is known last: the blocks that hold it are
+    digested once more, and no digest is told before.
+    """
 
-    def __enter__(self) -> _Target:
+    def __init__(self, fd: int, most_bytes: int, table_bytes: int = 0) -> None:
+        """`most_bytes`: the room of the target."""
+        self._fd, self._most_bytes, self._at = fd, most_bytes, 0
+        self._rest = bytearray(table_bytes)
+        self._offsets, self._digests = [table_bytes] if table_bytes else [], bytearray()
+
+    def __enter__(self) -> Target:
         return self
 
     def __exit__(self, *_: object) -> None:
         os.close(self._fd)
 
+    @property
+    def size_bytes(self) -> int:
+        """What was written so far."""
+        return self._at + len(self._rest)
+
     def write(self, record: bytearray) -> bytes:
-        """Add a record; return the digests of the blocks that are complete. Raises OutOfSpace, TierFailed."""
+        """Add a record; return the digests of the blocks that are complete. Raises OutOfSpace, TierFailed, CacheError
+        where there is no room."""
+        if self.size_bytes + len(record) > self._most_bytes:
+            raise CacheError("an extent is larger than it was before: prepare= is not deterministic")
         self._rest += record
-        return self._store(len(self._rest) // CHECKSUM_BLOCK_BYTES * CHECKSUM_BLOCK_BYTES)
+        digests = self._store(len(self._rest) // CHECKSUM_BLOCK_BYTES * CHECKSUM_BLOCK_BYTES)
+        if not self._offsets:
+            return digests
+        self._offsets.append(self.size_bytes)
+        self._digests += digests
+        return b""
 
     def finish(self) -> bytes:
-        """Write the last block; return its digest."""
-        return self._store(len(self._rest))
+        """Write the last block, and the table; return the digests that are left."""
+        last = self._store(len(self._rest))
+        if not self._offsets:
+            return last
+        self._digests += last
+        table = np.asarray(self._offsets, "<u8").tobytes()
+        self._put(memoryview(table), 0)
+        for begin in range(0, len(table), CHECKSUM_BLOCK_BYTES):
+            size = min(CHECKSUM_BLOCK_BYTES, self._at - begin)
+            at = begin // CHECKSUM_BLOCK_BYTES * DIGEST_BYTES
+            self._digests[at : at + DIGEST_BYTES] = block_digest(memoryview(os.pread(self._fd, size, begin)))
+        return bytes(self._digests)
 
     def _store(self, count: int) -> bytes:
         digests = []
         with memoryview(self._rest)[:count] as whole:
             for begin in range(0, count, CHECKSUM_BLOCK_BYTES):
                 digests.append(block_digest(whole[begin : begin + CHECKSUM_BLOCK_BYTES]))
-            done = 0
-            try:
-                while done < count:
-                    done += os.pwrite(self._fd, whole[done:], self._at + done)
-            except OSError as error:
-                failure = OutOfSpace if error.errno in (28, 122) else TierFailed
-                raise failure(f"cannot write a prepared extent: {error.strerror}") from error
+            self._put(whole, self._at)
         del self._rest[:count]
         self._at += count
         return b"".join(digests)
+
+    def _put(self, data: memoryview, at: int) -> None:
+        done = 0
+        try:
+            while done < len(data):
+                done += os.pwrite(self._fd, data[done:], at + done)
+        except OSError as error:
+            failure = OutOfSpace if error.errno in (28, 122) else TierFailed
+            raise failure(f"cannot write a prepared extent: {error.strerror}") from error

@@ -24,33 +24,33 @@ END = struct.Struct("<HHI16s")
 at the record's beginning, and the digest of the bytes of the source's extent."""
 CONTENT_AT = END.size - len(UNKNOWN)
 MADE, FAILED = 1, 2
-_ALIGNMENT = 8
+ALIGNMENT = 8
 _ADVICE = "return a tensor, an array or a number, or a tuple or dict of these"
 
 
 def form_of(sample: Any) -> PreparedForm:
     """Return the form of records for samples like this one. Raises InvalidInput for values that records do not hold."""
-    container, names, values = _parts(sample)
+    container, names, values = parts_of(sample)
     fields, end = list[PreparedField](), 0
     for name, value in zip(names, values, strict=True):
-        kind, array = _array(name, value)
+        kind, array = array_of(name, value)
         fields.append(PreparedField(name, kind, array.dtype.str, array.shape, end))
-        end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+        end += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
     return PreparedForm(container, end + END.size, tuple(fields))
 
 
 def encode(form: PreparedForm, sample: Any, content: bytes = UNKNOWN) -> bytearray:
     """Return the record of a sample. `content`: the digest of its extent in the source. Raises InvalidInput for a sample of
     another form."""
-    container, names, values = _parts(sample)
-    if container != form.container or names != tuple(each.name for each in form.fields):
-        raise _other_form(f"a {container} of {', '.join(names)}", f"a {form.container}")
+    container, names, values = parts_of(sample)
+    if container != form.container or names != names_of(form):
+        raise other_form(f"a {container} of {', '.join(names)}", f"a {form.container}")
     record = bytearray(form.stride_bytes)
     for field, value in zip(form.fields, values, strict=True):
-        kind, array = _array(field.name, value)
+        kind, array = array_of(field.name, value)
         if (kind, array.dtype.str, array.shape) != (field.kind, field.dtype, field.shape):
             found = f"{array.dtype} {list(array.shape)}"
-            raise _other_form(found, f"{np.dtype(field.dtype)} {list(field.shape)}", field.name)
+            raise other_form(found, f"{np.dtype(field.dtype)} {list(field.shape)}", field.name)
         np.ndarray(field.shape, field.dtype, record, field.offset)[...] = array
     END.pack_into(record, form.stride_bytes - END.size, MADE, 0, 0, content)
     return record
@@ -59,20 +59,30 @@ def encode(form: PreparedForm, sample: Any, content: bytes = UNKNOWN) -> bytearr
 def encode_error(form: PreparedForm, error: Exception, content: bytes = UNKNOWN) -> bytearray:
     """Return the record of a sample that could not be made; see `encode`. Errors of the user's code become CorruptData."""
     record, room = bytearray(form.stride_bytes), form.stride_bytes - END.size
-    code = error.code if isinstance(error, CacheError) else CorruptData.code
-    text = str(error) if isinstance(error, CacheError) else f"{type(error).__name__}: {error}"
-    message = " ".join(text.split()).encode("utf-8", "replace")[:room]
+    code, message = error_fields(error, room)
     record[: len(message)] = message
     END.pack_into(record, room, FAILED, code, len(message), content)
     return record
 
 
+def error_fields(error: Exception, room: int) -> tuple[int, bytes]:
+    """Return the code of an error, and its message in at most `room` bytes."""
+    code = error.code if isinstance(error, CacheError) else CorruptData.code
+    text = str(error) if isinstance(error, CacheError) else f"{type(error).__name__}: {error}"
+    return code, " ".join(text.split()).encode("utf-8", "replace")[:room]
+
+
 def error_in(record: bytes | bytearray, key: str) -> CacheError:
     """Return the error that a record holds in place of the sample `key`."""
     state, code, length, _ = END.unpack_from(record, len(record) - END.size)
+    return kept_error(state, code, record[:length], key)
+
+
+def kept_error(state: int, code: int, message: bytes | bytearray, key: str) -> CacheError:
+    """Return the error that a record keeps in place of the sample `key`."""
     if state != FAILED:
         return CorruptData(f"{key}: its prepared record was never written; cachesvc evict drops it")
-    error = from_code(code, f"{key}: {record[:length].decode('utf-8', 'replace')}")
+    error = from_code(code, f"{key}: {message.decode('utf-8', 'replace')}")
     error.of_object = True
     return error
 
@@ -95,7 +105,12 @@ def contained(form: PreparedForm, values: Sequence[Any]) -> Any:
     return tuple(values) if form.container == "tuple" else list(values)
 
 
-def _parts(sample: Any) -> tuple[str, tuple[str, ...], Sequence[Any]]:
+def names_of(form: PreparedForm) -> tuple[str, ...]:
+    """Return the names of the fields of a form."""
+    return tuple(each.name for each in form.fields)
+
+
+def parts_of(sample: Any) -> tuple[str, tuple[str, ...], Sequence[Any]]:
     """Return a sample's container, the names of its fields and their values."""
     if type(sample) is dict:
         if not all(type(name) is str for name in sample):
@@ -106,7 +121,7 @@ def _parts(sample: Any) -> tuple[str, tuple[str, ...], Sequence[Any]]:
     return "value", ("value",), [sample]
 
 
-def _array(name: str, value: Any) -> tuple[str, np.ndarray[Any, Any]]:
+def array_of(name: str, value: Any) -> tuple[str, np.ndarray[Any, Any]]:
     """Return a value's kind, and the value as an array."""
     if isinstance(value, torch.Tensor) and value.layout is torch.strided:
         try:
@@ -130,7 +145,7 @@ def _array(name: str, value: Any) -> tuple[str, np.ndarray[Any, Any]]:
     )
 
 
-def _other_form(found: str, wanted: str, name: str = "") -> InvalidInput:
+def other_form(found: str, wanted: str, name: str = "") -> InvalidInput:
     of = f" for {name}" if name else ""
     error = InvalidInput(
         f"prepare= returned {found}{of}, and {wanted} for the first sample: make all samples alike"

@@ -58,6 +58,21 @@ def test_committed_bytes_come_back_with_their_checksums(tier: Tier) -> None:
     assert read(tier, A) == (DATA, checksums)
 
 
+def test_a_reservation_that_shrinks_is_committed_at_its_new_size_for_good(tier: Tier) -> None:
+    size_bytes = CHECKSUM_BLOCK_BYTES + 99
+    fd = tier.reserve(A, len(DATA), shrinks=True)
+    os.pwrite(fd, DATA, 0)
+    tier.shrink(A, size_bytes)
+    checksums = StreamedChecksums(size_bytes).checksums(fd)
+    tier.commit(A, checksums)
+    assert read(tier, A) == (DATA[:size_bytes], checksums)
+    if isinstance(tier, RamTier):
+        for other in (size_bytes - 1, size_bytes + 1):
+            with pytest.raises(PermissionError):
+                os.ftruncate(fd, other)
+    os.close(fd)
+
+
 def test_a_granted_descriptor_survives_eviction(tier: Tier) -> None:
     tier.commit(A, fill(tier, A))
     fd, checksums = tier.open(A)

@@ -47,6 +47,7 @@ class Claims:
                 made_from = zip((extent for extent, _ in event.extents), event.made_from, strict=True)
                 dataset.made_from = dict(made_from)
                 dataset.largest_source_bytes = max(size_bytes for _, size_bytes in event.made_from)
+                dataset.uneven = event.uneven
             self._shares.add(dataset)
         if not dataset.claimed:  # it is new, or the end of its last claim is under way and stops here
             dataset.user = event.user
@@ -186,6 +187,7 @@ class Claims:
             for extent, size_bytes in extents:
                 entry = self._copies.ensure_entry(extent, size_bytes)
                 entry.made_from = dataset.made_from.get(extent)
+                entry.most_bytes = size_bytes if dataset.uneven else 0
                 if dataset not in entry.datasets:  # else the end of the last claim had not reached it yet
                     self._shares.join(dataset, entry)
             if self._ownership.shared or dataset.local:

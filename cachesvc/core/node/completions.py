@@ -45,6 +45,8 @@ class Completions:
         entry = copy.entry
         entry.attempts, entry.failed, entry.avoid = 0, False, None
         entry.wanted_by.clear()
+        if event.size_bytes and entry.most_bytes:
+            self._copies.resize(entry, event.size_bytes)
         self._copies.filled(copy, event.from_peer)
         self._copies.note_missing_objects(entry, event.code, event.message)
         self._readers.answer_waiters(entry)
@@ -56,6 +58,8 @@ class Completions:
         copy = self._copy(event.extent, event.tier, Phase.FILLING)
         entry, promotion = copy.entry, copy.source is not None and copy.preparer is None
         self._copies.drop_failed(copy)
+        if entry.most_bytes and not entry.copies:  # it may have been made larger this time than before
+            self._copies.resize(entry, entry.most_bytes)
         if event.code in (OutOfSpace.code, TierFailed.code):
             self._place_again(entry, copy)
         elif entry.best() or entry.filling():

@@ -155,6 +155,14 @@ class Node:
         copy = entry.best() if entry else None
         return copy.tier.name if copy else None
 
+    def size_of(self, extent: ExtentId) -> int:
+        """The size of an extent in bytes as this node knows it; 0 where it does not know the extent."""
+        entry = self.copies.entries.get(extent)
+        if entry is not None:
+            return entry.size_bytes
+        dormant = (tier.dormant.get(extent) for tier in self.policy.tiers.values())
+        return next((size_bytes for size_bytes in dormant if size_bytes is not None), 0)
+
     def will_keep(self, extent: ExtentId) -> bool:
         """Return whether an extent is resident, is being filled, or will be as soon as an eviction ends."""
         return self.where(extent) is not None or self.keeping.will_keep(extent)

@@ -288,7 +288,16 @@ class Readers:
         copy.tier.granted_bytes += entry.size_bytes
         self._copies.counts_of(entry, reader_id).count(counted)
         self._context.emit(
-            cmd.Grant(reader_id, request, entry.id, copy.tier.name, stay, entry.from_peer, counted)
+            cmd.Grant(
+                reader_id,
+                request,
+                entry.id,
+                copy.tier.name,
+                stay,
+                entry.from_peer,
+                counted,
+                entry.learned_bytes,
+            )
         )
 
     def fail_waiters(self, entry: CacheEntry, code: int, message: str) -> None:

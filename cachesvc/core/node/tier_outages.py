@@ -42,6 +42,9 @@ class Outages:
         copies, entries = self._copies, self._copies.entries
         known = [extent for extent in extents if extent in entries] if entries else []
         if known:
+            for entry in map(entries.__getitem__, known):
+                if entry.most_bytes and not entry.copies:
+                    copies.resize(entry, extents[entry.id])
             extents = {extent: size for extent, size in extents.items() if extent not in entries}
         tier.dormant.add(extents, partial(copies.activate, tier))
         tier.used_bytes += tier.dormant.size_bytes

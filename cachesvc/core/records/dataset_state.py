@@ -67,6 +67,8 @@ class DatasetState:
     """The source extents of a prepared dataset."""
     largest_source_bytes: int = 0
     """The largest of them."""
+    uneven: bool = False
+    """Its extents have the sizes that their fills report."""
     size_bytes: int = 0
     largest_bytes: dict[int, int] = field(default_factory=dict)
     """The largest extent of each size class, eight classes to a power of two: the largest of all may fit no tier."""
@@ -154,6 +156,11 @@ class DatasetState:
         """Stop counting an extent as one of its own."""
         self.size_bytes -= size_bytes
         self.count_ready(size_bytes, -ready)
+
+    def resize(self, by: int, ready: bool) -> None:
+        """Count an extent of its own with `by` bytes more."""
+        self.size_bytes += by
+        self.ready_bytes += by * ready
 
     def set_local(self, job: int, extents: frozenset[ExtentId]) -> bool:
         """Set the extents that a job reads in all its epochs; none where it says nothing. Return whether they changed."""

@@ -86,6 +86,7 @@ class CacheEntry:
 
     id: ExtentId
     size_bytes: int
+    """Its size; of an uneven extent what it takes, or what is reserved for it as long as that is unknown."""
     copies: list[Copy] = field(default_factory=list)
     waiters: list[tuple[ReaderId, int]] = field(default_factory=list)
     datasets: list[DatasetState] = field(default_factory=list)
@@ -111,8 +112,15 @@ class CacheEntry:
     """Another node gave the bytes of the fill that brought it to this node."""
     made_from: SourceExtent | None = None
     """The source extent of a prepared extent."""
+    most_bytes: int = 0
+    """The most that an uneven extent may take; 0 for other extents."""
     wanted_by: list[CacheEntry] = field(default_factory=list)
     """Prepared extents whose fills wait for this source extent."""
+
+    @property
+    def learned_bytes(self) -> int:
+        """The size of an uneven extent as far as it is known; 0 for other extents."""
+        return self.size_bytes if self.most_bytes else 0
 
     def best(self) -> Copy | None:
         """The copy to grant; of two, the newer one, which is a promotion into RAM."""

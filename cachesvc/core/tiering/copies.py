@@ -165,7 +165,7 @@ class Copies:
         if copy.preparer is not None:
             self.preparers.begin(copy.preparer)
         origin = source.tier.name if source and copy.preparer is None else None
-        self.context.emit(StartFill(entry.id, tier.name, origin, copy.preparer))
+        self.context.emit(StartFill(entry.id, tier.name, origin, copy.preparer, entry.learned_bytes))
 
     def note_short_of_room(self, entry: CacheEntry) -> None:
         """Note that an extent is not kept, or is read elsewhere, because others hold the room."""
@@ -190,6 +190,20 @@ class Copies:
                 self.note_sourced(entry)
         self.end_source(copy)
         self.update_ready(entry)
+
+    def resize(self, entry: CacheEntry, size_bytes: int) -> None:
+        """Give an uneven extent another size, and its copies with it."""
+        by, entry.size_bytes = size_bytes - entry.size_bytes, size_bytes
+        self.policy.shares.resize(entry, by)
+        for copy in entry.copies:
+            copy.tier.used_bytes += by
+            copy.tier.kept_bytes += by * (copy.home is not None)
+            copy.tier.evicting_bytes += by * (copy.phase is Phase.EVICTING)
+            for group in (copy.eviction_list, copy.ahead_of):
+                if group is not None:
+                    group.size_bytes += by
+        if by:
+            self.context.mark_changed()
 
     def note_sourced(self, entry: CacheEntry) -> None:
         """Note that the source gave an extent's bytes now, or that a reader was sent there for them."""

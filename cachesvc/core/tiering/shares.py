@@ -61,6 +61,18 @@ class Shares:
             self.owned_bytes -= entry.size_bytes * entry.owned
             entry.unread = False
 
+    def resize(self, entry: CacheEntry, by: int) -> None:
+        """Count an extent, whose size changes, with `by` bytes more."""
+        if entry.datasets:
+            self.claimed_bytes += by * (not entry.unread)
+            self.owned_bytes += by * entry.owned
+        for dataset in entry.datasets:
+            dataset.resize(by, entry.ready)
+        for copy in entry.copies:
+            if copy.home is not None:
+                copy.home.kept_bytes += by
+                self.foreign_kept_bytes += by * (not entry.owned)
+
     def set_owned(self, entry: CacheEntry, owned: bool, unread: bool = False) -> None:
         """Mark an extent as owned by this node, or by another one. `unread`: no job here reads it."""
         if entry.unread != unread and entry.datasets:

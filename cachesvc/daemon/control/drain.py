@@ -146,7 +146,7 @@ class Drain:
         tiers = tuple(node.policy.tiers)
         held = self._loop.call(lambda: set[ExtentId]().union(*map(node.resident_in, tiers)))
         places = self._places(before, sorted(held))
-        sizes = self._loop.call(lambda: {extent: self._size_of(extent) for extent in places})
+        sizes = self._loop.call(lambda: {extent: self._runner.node.size_of(extent) for extent in places})
         reply.extents, reply.size_bytes = len(sizes), sum(sizes.values())
         found: list[_Extent] = []
         for dataset in self._homes(set(places)):
@@ -168,12 +168,6 @@ class Drain:
             if not at or (owned and asked and asked[-1] not in at):
                 places[extent] = asked
         return places
-
-    def _size_of(self, extent: ExtentId) -> int:
-        node = self._runner.node
-        entry = node.copies.entries.get(extent)
-        dormant = (tier.dormant.get(extent) for tier in node.policy.tiers.values())
-        return entry.size_bytes if entry else next(filter(None, dormant), 0)
 
     def _homes(self, wanted: set[ExtentId]) -> Iterator[ServedDataset]:
         """Yield datasets that have some of the extents, each extent once: those that are loaded, then those on disk."""

@@ -132,7 +132,7 @@ def _progress_of(
     reply = pb.PrefetchReply(
         extents=len(dataset.extent_ids),
         resident_extents=progress.resident_extents,
-        size_bytes=dataset.size_bytes,
+        size_bytes=progress.total_bytes if dataset.uneven else dataset.size_bytes,
         resident_bytes=progress.resident_bytes,
         source_bytes=counts.source_bytes(dataset.id),
         peer_bytes=counts.peer_bytes(dataset.id),

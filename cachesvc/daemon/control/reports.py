@@ -34,7 +34,7 @@ from cachesvc.daemon.loop.loop import Loop
 from cachesvc.daemon.loop.waiting import CallWaits
 from cachesvc.daemon.peers.cluster_link import ClusterLink
 from cachesvc.daemon.peers.messages import ANSWERING, NodeRow
-from cachesvc.daemon.residency import cells
+from cachesvc.daemon.residency import cells, sizes_of
 from cachesvc.v1 import cachesvc_pb2 as pb
 
 EVENTS = 20
@@ -117,9 +117,11 @@ class Reports:
     def _dataset_status(self, dataset: ServedDataset) -> pb.DatasetStatus:
         places, message = [self._node.where(each) for each in dataset.extent_ids], dataset_message(dataset)
         found, filling = self._loop.call(lambda: (self._counted(dataset, message), self._filling(dataset)))
-        here = [size for size, place in zip(dataset.sizes, places, strict=True) if place is not None]
+        sizes = sizes_of(self._node, dataset)
+        found.dataset.size_bytes = sum(sizes)
+        here = [size for size, place in zip(sizes, places, strict=True) if place is not None]
         found.resident_bytes, found.resident_extents = sum(here), len(here)
-        for ram, nvme, fills in cells(dataset.sizes, places, filling):
+        for ram, nvme, fills in cells(sizes, places, filling):
             found.residency.ram.append(ram)
             found.residency.nvme.append(nvme)
             found.residency.filling.append(fills)

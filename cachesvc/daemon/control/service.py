@@ -38,7 +38,7 @@ from cachesvc.daemon.peers.relays import Relays
 from cachesvc.daemon.processes import jobs
 from cachesvc.daemon.processes.own_command import run_verb
 from cachesvc.daemon.reload.reloader import Reloader
-from cachesvc.daemon.residency import out_of_reach, resident
+from cachesvc.daemon.residency import out_of_reach, resident, sizes_of
 from cachesvc.daemon.runner import Runner
 from cachesvc.v1 import cachesvc_pb2 as pb
 
@@ -280,20 +280,20 @@ class Service:
         with self._callers.answering(context, request.dataset):
             dataset, node = self._dataset(request.dataset, context), self._runner.node
             self._after_tiers(context)
-            before = {extent for extent, _ in resident(node, dataset)}
+            before, sizes = {extent for extent, _ in resident(node, dataset)}, sizes_of(node, dataset)
             self._loop.call(lambda: self._runner.handle(events.EvictAsked(dataset.id, dataset.extent_ids)))
             self._waiting.until(
                 lambda then: self._claims.after(node.claims.evicted, dataset.id, then), context
             )
             self._after_tiers(context)
             stayed = (extent for extent, _ in resident(node, dataset) if extent in before)
-            busy_bytes = dataset.bytes_of(stayed)
-            evicted_bytes = dataset.bytes_of(before) - busy_bytes
+            busy_bytes = dataset.bytes_of(stayed, sizes)
+            evicted_bytes = dataset.bytes_of(before, sizes) - busy_bytes
             self._callers.record(context, "evicted", dataset, size_bytes=evicted_bytes)
             return pb.EvictReply(
                 evicted_bytes=evicted_bytes,
                 busy_bytes=busy_bytes,
-                lost_bytes=dataset.bytes_of(out_of_reach(node, dataset)),
+                lost_bytes=dataset.bytes_of(out_of_reach(node, dataset), sizes),
             )
 
     def Verify(self, request: pb.VerifyRequest, context: grpc.ServicerContext) -> Iterator[pb.VerifyReply]:

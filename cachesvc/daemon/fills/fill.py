@@ -85,11 +85,11 @@ class Fill:
             yield self._tell_failed(NotFound("the dataset is not open any more; open it again"), retry=False)
             return
         dataset, index = home  # kept by the fill: all readers may leave, and the dataset be unloaded
-        size_bytes = dataset.sizes[index]
+        size_bytes = self.command.size_bytes or dataset.sizes[index]
+        shrinks = dataset.uneven and self.command.preparer is not None
+        reserve = partial(self._tier.reserve, self._extent, size_bytes, shrinks)
         try:
-            target: int = yield Step(
-                partial(self._lane.submit, lambda: self._tier.reserve(self._extent, size_bytes)), os.close
-            )
+            target: int = yield Step(partial(self._lane.submit, reserve), os.close)
         except CacheError as error:
             self._parts.checks.suspect(self._tier_name, error)
             record_failure(error, self.command, dataset)
@@ -98,6 +98,8 @@ class Fill:
         try:
             with closing_fd(target), self._followed(dataset, index, target) as shared:
                 done = yield from self._fetch(dataset, index, target, shared)
+                if shrinks:
+                    size_bytes = yield from self._shrunk(done.size_bytes)
                 checksums, holes = Checksums(size_bytes, done.digests), self._holes_of(done)
                 self._parts.hole_records.filled(self._extent, self._tier_name, holes)
                 if not isinstance(self._tier, PersistentTier):
@@ -113,7 +115,10 @@ class Fill:
         self.filled = True
         record_filled(self.command, dataset, holes, self._parts.checks.repaired(self._extent))
         self._counts.filled(self.command, self._from_peer, size_bytes, time.monotonic() - self.began)
-        filled = events.Filled(self._extent, self._tier_name, self._from_peer, holes.code, holes.message)
+        takes = size_bytes if dataset.uneven else 0
+        filled = events.Filled(
+            self._extent, self._tier_name, self._from_peer, holes.code, holes.message, takes
+        )
         if isinstance(self._tier, PersistentTier):
             # NVMe: a copy may be granted once it is verified, before it is durable.
             yield from self._commit(filled, checksums, self._committing(holes))
@@ -172,7 +177,8 @@ class Fill:
         if self.command.from_tier is not None:
             return (yield from self._from_tier(self.command.from_tier, dataset, target))
         if (preparer := self.command.preparer) is not None:
-            make = partial(self._parts.preparers.make, preparer, index, dataset.sizes[index], target)
+            most_bytes = self.command.size_bytes or dataset.sizes[index]
+            make = partial(self._parts.preparers.make, preparer, index, most_bytes, target, dataset.uneven)
             done: jobs.JobDone = yield Step(lambda then, _: make(then))
         elif shared is None:
             done = yield from self._from_source(dataset, jobs.FetchJob(dataset.id, index), target, None)
@@ -341,6 +347,15 @@ class Fill:
         """Return the call that makes the copy permanent. A copy with holes ends with this daemon: the next one fetches it
         again."""
         return self._tier.hold if holes.ranges else self._tier.commit
+
+    def _shrunk(self, size_bytes: int) -> Steps[int]:
+        """Give back what the preparer did not need, and return the size."""
+        shrink = partial(self._tier.shrink, self._extent, size_bytes)
+        try:
+            yield Step(partial(self._lane.submit, shrink))
+        except CacheError as error:
+            raise FillError(error, retry=False) from error
+        return size_bytes
 
     def _seal(self, checksums: Checksums, holes: CopyHoles) -> Steps[None]:
         commit = self._committing(holes)

@@ -30,6 +30,8 @@ class _Work:
 
     preparer: ReaderId
     digests: bytearray
+    size_bytes: int
+    uneven: bool
     answered: Callable[[JobDone], None]
     deadline: float
     known: set[int] = field(default_factory=set)
@@ -67,12 +69,14 @@ class Preparers:
         index: int,
         size_bytes: int,
         target: int,
+        uneven: bool,
         answered: Callable[[JobDone], None],
     ) -> None:
-        """Have a preparer make an extent into `target`, which stays the caller's. `answered` is called once."""
+        """Have a preparer make an extent into `target`, which stays the caller's. `uneven`: it may take less than
+        `size_bytes`. `answered` is called once."""
         self._number += 1
         digests = bytearray(block_count(size_bytes) * DIGEST_BYTES)
-        work = _Work(preparer, digests, answered, self._clock() + PREPARE_STALL_S)
+        work = _Work(preparer, digests, size_bytes, uneven, answered, self._clock() + PREPARE_STALL_S)
         self._works[self._number] = work
         self.offer(preparer, self._number, index, size_bytes, target)  # a broken connection ends in `left`
 
@@ -88,8 +92,9 @@ class Preparers:
         work.known.update(range(first, first + len(digests) // DIGEST_BYTES))
         work.deadline = self._clock() + PREPARE_STALL_S
 
-    def made(self, preparer: ReaderId, number: int, code: int, message: str) -> None:
-        """End a piece of work. A preparer that had lost it can work again."""
+    def made(self, preparer: ReaderId, number: int, takes_bytes: int, code: int, message: str) -> None:
+        """End a piece of work. `takes_bytes`: the size of an extent that may take less than was reserved, else 0. A
+        preparer that had lost its work can work again."""
         if self._stalled.get(number) == preparer:
             del self._stalled[number]
             self._handle(events.PreparerJoined(preparer, self._datasets[preparer]))
@@ -97,13 +102,16 @@ class Preparers:
         work = self._works.get(number)
         if work is None or work.preparer != preparer:
             return
-        if not code and len(work.known) * DIGEST_BYTES != len(work.digests):
+        size_bytes = takes_bytes if work.uneven else work.size_bytes
+        blocks = block_count(size_bytes)
+        if not code and (not 0 < size_bytes <= work.size_bytes or work.known != {*range(blocks)}):
             code, message = CorruptData.code, "a preparer reported an extent as made without all its digests"
         if code:
             self._fail(number, code, message)
         else:
             del self._works[number]
-            work.answered(JobDone(digests=bytes(work.digests)))
+            digests = bytes(work.digests[: blocks * DIGEST_BYTES])
+            work.answered(JobDone(digests=digests, size_bytes=size_bytes))
 
     def next_deadline(self) -> float:
         """See `Timer`."""

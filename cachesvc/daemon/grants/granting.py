@@ -93,7 +93,8 @@ class Granting:
         """Send the descriptor to the reader and close it. `checksums`: None where a commit ended meanwhile."""
         content = checksums.content if checksums is not None else NO_DATASET
         holes = self._hole_records.of(command.extent, command.tier).ranges
-        sent = self._server.grant(command, fd, holes, content)
+        size_bytes = checksums.size_bytes if checksums is not None else command.size_bytes
+        sent = self._server.grant(command, fd, holes, content, size_bytes)
         os.close(fd)
         if not sent:
             self._not_granted(command)

@@ -103,9 +103,15 @@ class GrantsServer:
         readers = (each for each in self._readers.values() if not each.features & wire.PREPARES)
         return [reader for reader in readers if reader.dataset is not None]
 
-    def grant(self, command: commands.Grant, fd: int, holes: str, content: bytes) -> bool:
-        """Send a descriptor, which stays the caller's to close, and the digest of the copy's bytes. False, and nothing is
-        sent, where the kernel carries no more descriptors, or a part of an object would come from an extent with holes."""
+    def grant(
+        self, command: commands.Grant, fd: int, holes: str, content: bytes, size_bytes: int = 0
+    ) -> bool:
+        """Send a descriptor, which stays the caller's to close, and the digest of the copy's bytes. `size_bytes`: what the
+        copy takes; 0: its extent's size in the catalog.
+
+        False, and nothing is sent, where the kernel carries no more descriptors, or a part of an object would come from an
+        extent with holes.
+        """
         reader = self._readers.get(command.reader)
         if reader is None:
             return True
@@ -122,7 +128,7 @@ class GrantsServer:
             return True
         index = dataset.index_of[extent]
         more = " peer" * command.from_peer + (f" {wire.HOLES}{holes}" if holes else "")
-        size_bytes = dataset.sizes[index]
+        size_bytes = size_bytes or dataset.sizes[index]
         message = wire.encode(Op.GRANT, command.request, index, size_bytes, content, text + more)
         sent = self._reply(reader, message, fd)
         if sent:
@@ -249,7 +255,8 @@ class GrantsServer:
         elif op is Op.MAKING:
             self._requests.preparers.progress(reader.id, message.number, message.value, message.text)
         elif op is Op.MADE:
-            self._requests.preparers.made(reader.id, message.number, message.size, message.text)
+            made = self._requests.preparers.made
+            made(reader.id, message.number, message.value, message.size, message.text)
         else:
             raise InvalidInput(f"{op.name} is not for the daemon")
 

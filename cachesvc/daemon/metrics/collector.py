@@ -37,7 +37,7 @@ from cachesvc.daemon.metrics.families import family, histogram, histograms
 from cachesvc.daemon.peers.cluster_link import ClusterLink
 from cachesvc.daemon.peers.messages import ANSWERING, ClusterReport
 from cachesvc.daemon.reload.reloader import Reloader
-from cachesvc.daemon.residency import resident
+from cachesvc.daemon.residency import resident, sizes_of
 from cachesvc.system.kubelet import kubelet_disk_free
 
 MAX_RANKS = 64
@@ -114,7 +114,10 @@ class MetricsCollector:
         """Read all metrics on the loop's thread. The walks over extents run before, on the caller's thread."""
         known = self._datasets.all()
         bytes_of = {
-            each.id: each.bytes_of(extent for extent, _ in resident(self._node, each)) for each in known
+            each.id: each.bytes_of(
+                (extent for extent, _ in resident(self._node, each)), sizes_of(self._node, each)
+            )
+            for each in known
         }
         about = "Free part of the disk that the kubelet watches, from 0 to 1."
         disk = GaugeMetricFamily("cachesvc_kubelet_disk_free_ratio", about, kubelet_disk_free())

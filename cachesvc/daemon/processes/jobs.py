@@ -82,7 +82,7 @@ class JobDone(msgspec.Struct, frozen=True, tag=True):
     nothing. `holes`: ranges of objects that a successful fill left out, in the format of grants; `hole_code`
     and `message` are the error of the first. `listed_at`: a build whose source is down opened the version that was the
     source's then, in seconds of Unix time, and `message` says why; `before`: the versions before it that could be opened
-    too.
+    too. `size_bytes`: what the bytes of a prepared extent take.
     """
 
     code: int = 0
@@ -99,6 +99,7 @@ class JobDone(msgspec.Struct, frozen=True, tag=True):
     hole_code: int = 0
     listed_at: int = 0
     before: tuple[DatasetId, ...] = ()
+    size_bytes: int = 0
 
 
 Job: TypeAlias = FetchJob | CopyJob | VerifyJob | BuildJob

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch.utils.data import default_collate
 
 from cachesvc.catalog.catalog import Catalog
-from cachesvc.catalog.layout import Prepared, PreparedField
+from cachesvc.catalog.layout import OFFSET_BYTES, Prepared, PreparedField
 from loader.datasets.generators import RngKey, call_user, rng_parameter
 from loader.datasets.plain_values import Empty, collates_as_torch
 from loader.datasets.samples.sample_form import SampleSpec
 from loader.prepare.preparer import Maker, Preparers
 from loader.prepare.records import CONTENT_AT, END, MADE, contained, encode, error_in, value_of
+from loader.prepare.uneven import decode_uneven, encode_uneven, uneven_error
 from loader.reading.prepared_grants import NotPrepared
 from loader.reading.reader import ExtentReader, Ints
 
 _Array = np.ndarray[Any, Any]
+_T = TypeVar("_T")
 
 
 class SamplesOf(Maker, Protocol):
@@ -45,20 +47,17 @@ class PreparedSamples:
         self._catalog, self._layout, self._source, self._preparers = catalog, layout, source, preparers
         self.places = layout.locate
         self._transform, self._rng = spec.transform, rng_parameter(spec.transform)
-        shapes = (f"{each.name}: {np.dtype(each.dtype)} {list(each.shape)}" for each in layout.fields)
+        shapes = (
+            f"{each.name}: {np.dtype(each.dtype)} {'of any shape' if layout.most_bytes else list(each.shape)}"
+            for each in layout.fields
+        )
         self.sample_kind = f"{source.form.container} of {', '.join(shapes)}"
 
     def iter_samples(self, reader: ExtentReader, samples: Ints, rng_key: RngKey) -> Iterator[Any]:
         """See `SampleReader`."""
         _, extents, _ = self.locate(reader, samples)
-        columns, errors = self._columns(reader, samples, extents, None)
-        for row, sample in enumerate(samples.tolist()):
-            if row in errors:
-                raise errors[row]
-            values = [
-                value_of(field, column[row, ...])
-                for field, column in zip(self._layout.fields, columns, strict=True)
-            ]
+        rows = self._uneven_rows if self._layout.most_bytes else self._rows
+        for values, sample in zip(rows(reader, samples, extents), samples.tolist(), strict=True):
             made = contained(self._source.form, values)
             if self._transform is not None:
                 made = call_user(self._source.catalog, self._transform, self._rng, made, sample, rng_key)
@@ -67,7 +66,7 @@ class PreparedSamples:
     def gather(self, collate: Callable[..., Any]) -> PreparedSamples | None:
         """See `SampleReader`."""
         plain = collate is default_collate and collates_as_torch() and self._transform is None
-        return self if plain else None
+        return self if plain and not self._layout.most_bytes else None
 
     def locate(self, reader: ExtentReader, samples: Ints) -> tuple[Ints, ...]:
         """Return the samples, and the extents in which they lie."""
@@ -88,18 +87,12 @@ class PreparedSamples:
         self, reader: ExtentReader, samples: Ints, extents: Ints, empty: Empty | None
     ) -> tuple[list[_Array], dict[int, Exception]]:
         """Return the values of each field [n, *shape], and the errors of rows that could not be made."""
-        absent = frozenset[int]()
-        with self._preparers.beside():
-            while True:
-                here = ~np.isin(extents, list(absent))
-                try:
-                    columns, errors = self._gathered(
-                        reader, samples[here], extents[here], None if absent else empty
-                    )
-                    break
-                except NotPrepared as refusal:
-                    absent |= refusal.extents
-        if not absent:
+
+        def gathered(here: _Array) -> tuple[list[_Array], dict[int, Exception]]:
+            return self._gathered(reader, samples[here], extents[here], empty if here.all() else None)
+
+        here, (columns, errors) = self._read_present(extents, gathered)
+        if here.all():
             return columns, errors
         rows = np.flatnonzero(here)
         whole = [np.empty((len(samples), *column.shape[1:]), column.dtype) for column in columns]
@@ -108,6 +101,52 @@ class PreparedSamples:
         errors = {int(rows[row]): error for row, error in errors.items()}
         self._make_here(reader, samples, np.flatnonzero(~here), whole)
         return whole, errors
+
+    def _read_present(self, extents: Ints, read: Callable[[_Array], _T]) -> tuple[_Array, _T]:
+        """Return which rows are of extents that the daemon has, and what `read` returns for these."""
+        absent = frozenset[int]()
+        with self._preparers.beside():
+            while True:
+                here = ~np.isin(extents, list(absent))
+                try:
+                    return here, read(here)
+                except NotPrepared as refusal:
+                    absent |= refusal.extents
+
+    def _rows(self, reader: ExtentReader, samples: Ints, extents: Ints) -> Iterator[list[Any]]:
+        """Yield the values of each sample. Raises the error of one that could not be made."""
+        columns, errors = self._columns(reader, samples, extents, None)
+        for row in range(len(samples)):
+            if row in errors:
+                raise errors[row]
+            yield [
+                value_of(field, column[row, ...])
+                for field, column in zip(self._layout.fields, columns, strict=True)
+            ]
+
+    def _uneven_rows(self, reader: ExtentReader, samples: Ints, extents: Ints) -> Iterator[list[Any]]:
+        """Yield the values of each sample. Raises the error of one that could not be made."""
+
+        def records_of(here: _Array) -> list[bytes]:
+            places = self._layout.locate(samples[here])[0][:, 0]
+            pairs = reader.items(places, 2 * OFFSET_BYTES, extents[here]).view("<u8").reshape(-1, 2)
+            return [record or b"" for record in reader.read(*self._layout.settle(samples[here], pairs))]
+
+        here, found = self._read_present(extents, records_of)
+        records, form, source = iter(found), self._source.form, self._source
+        width = END.size - CONTENT_AT
+        contents = b"".join(record[CONTENT_AT : END.size].ljust(width) for record in found)
+        source.note_contents(samples[here], np.frombuffer(contents, np.uint8).reshape(len(found), width))
+        absent = iter(()) if here.all() else source.samples(samples[~here])
+        for is_here, sample in zip(here.tolist(), samples.tolist(), strict=True):
+            if is_here:
+                record: bytes | bytearray = next(records)
+                if error := uneven_error(record, f"{source.catalog.key(sample)} of {source.catalog.uri}"):
+                    raise error
+            else:
+                record = encode_uneven(form, next(absent))
+                reader.count_prepared(len(record))
+            yield decode_uneven(form, record)
 
     def _gathered(
         self, reader: ExtentReader, samples: Ints, extents: Ints, empty: Empty | None

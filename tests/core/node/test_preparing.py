@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -9,6 +11,8 @@ from cachesvc.core.commands import Command, Grant, Refuse, StartFill
 from cachesvc.core.events import (
     DatasetDeclared,
     Demanded,
+    EvictAsked,
+    Evicted,
     Filled,
     FillFailed,
     Planned,
@@ -17,11 +21,13 @@ from cachesvc.core.events import (
     PreparerStalled,
     ReaderGone,
     Released,
+    Renewed,
     Tick,
+    TierLost,
 )
 from cachesvc.core.model import RAM, ExtentId, ReaderId
 from cachesvc.core.node.node import Node
-from tests.support.core.names import DATASET, ONE, SIZE, TWO, A, B, C, D, E, F
+from tests.support.core.names import DATASET, NVME, ONE, SIZE, TWO, A, B, C, D, E, F
 from tests.support.core.node import fill, node_of, status, tell
 from tests.support.core.preparing import PreparingMachine
 
@@ -135,3 +141,32 @@ def test_a_source_extent_of_a_prepared_dataset_is_of_no_claim() -> None:
     tell(node, Demanded(ONE, 1, A), Filled(E, RAM), Filled(A, RAM))
     assert node.counters(DATASET).kept_bytes == SIZE
     assert status(node).tiers[0].used_bytes == 2 * SIZE
+
+
+def test_an_uneven_extent_takes_what_it_turned_out_to_take() -> None:
+    node = node_of(3)
+    claim = prepared(A, B, sources=(E, E))
+    tell(node, replace(claim, uneven=True), PreparerJoined(FIRST, DATASET))
+    assert starts(tell(node, Demanded(ONE, 1, A))) == [(E, None)]
+    assert [each.size_bytes for each in tell(node, Filled(E, RAM)) if isinstance(each, StartFill)] == [SIZE]
+    (grant,) = tell(node, Filled(A, RAM, size_bytes=SIZE // 4))
+    assert isinstance(grant, Grant)
+    assert grant.size_bytes == SIZE // 4
+    assert status(node).tiers[0].used_bytes == SIZE + SIZE // 4
+    assert node.progress(1).total_bytes == SIZE + SIZE // 4
+    tell(node, Released(ONE, A), EvictAsked(DATASET), Evicted(A, RAM))
+    (fill,) = tell(node, Demanded(ONE, 2, A))
+    assert isinstance(fill, StartFill)
+    assert fill.size_bytes == SIZE // 4, "known from the first time"
+    tell(node, FillFailed(A, RAM, 1, "it is larger", retry=True))
+    (fill,) = tell(node, Tick(), now=60.0)
+    assert isinstance(fill, StartFill)
+    assert fill.size_bytes == SIZE
+
+
+def test_an_uneven_extent_of_a_renewed_directory_has_the_size_of_its_file() -> None:
+    node = node_of(ram=3, nvme=10)
+    tell(node, replace(prepared(A, B, sources=(E, E)), uneven=True), TierLost(NVME))
+    tell(node, Renewed(NVME, {A: SIZE // 4}))
+    assert node.size_of(A) == SIZE // 4
+    assert status(node).tiers[1].used_bytes == SIZE // 4

@@ -72,6 +72,37 @@ def fails(sample: tuple[Any, int]) -> tuple[torch.Tensor, int]:
     return found
 
 
+SPELLED_BYTES = 3_200
+"""The most that `spelled` returns."""
+
+
+def spelled(sample: tuple[Any, int]) -> dict[str, Any]:
+    """Return values whose sizes differ from picture to picture."""
+    pixels = np.array(sample[0])
+    number = int(pixels[0, 0, 0])
+    noted(number)
+    return {
+        "ids": pixels.reshape(-1)[: 7 * number].astype(np.int32),
+        "rows": torch.from_numpy(pixels[: 1 + number % 5].copy()),
+        "text": "\u00e4" * number,
+        "raw": pixels[0, : number % 24, 0].tobytes(),
+        "label": sample[1],
+    }
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return whether two samples are the same, types and dtypes included."""
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
+    if isinstance(one, (tuple, list)):
+        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
+    return bool(type(one) is type(other) and one == other)
+
+
 def run_job(uri: str, socket: str, job: str, workers: int, calls_at: Path) -> subprocess.Popen[str]:
     """Start a job that reads an epoch of `half`, and prints the numbers of the pictures and its statistics."""
     command = [sys.executable, "-m", "tests.loader.prepare.pictures", uri, str(workers)]

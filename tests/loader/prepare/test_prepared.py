@@ -25,7 +25,17 @@ from loader import DataLoader, mix, open_dataset
 from loader.datasets.dataset import Dataset
 from testbed import WAIT_S
 from testbed.node import Daemon
-from tests.loader.prepare.pictures import BAD, COUNT, calls, fails, half, noted, run_job, write_pictures
+from tests.loader.prepare.pictures import (
+    BAD,
+    COUNT,
+    calls,
+    fails,
+    half,
+    noted,
+    run_job,
+    same,
+    write_pictures,
+)
 from tests.support.shared_daemon import for_one_test
 from tests.support.users import ALICE, BOB, as_root, as_user
 from tests.support.waiting import wait_until
@@ -74,18 +84,6 @@ def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path.touch()
     monkeypatch.setenv("CALLS", str(path))
     return path
-
-
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and np.array_equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
-    if isinstance(one, (tuple, list)):
-        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
-    return bool(type(one) is type(other) and one == other)
 
 
 def as_dict(sample: Any) -> dict[str, Any]:

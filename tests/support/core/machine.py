@@ -84,6 +84,7 @@ class NodeMachine(RuleBasedStateMachine):
         self.leases: list[tuple[ReaderId, ExtentId, TierName]] = []
         self.last: Grant | None = None
         self.stored: dict[TierName, set[ExtentId]] = {RAM: set(), NVME: set()}
+        self.takes = dict(SIZES)
         self.held = False
         self.checks: list[Verify] = []
         self.recalls: set[tuple[ReaderId, ExtentId]] = set()
@@ -127,8 +128,8 @@ class NodeMachine(RuleBasedStateMachine):
         if command.from_tier:
             assert command.extent in self.stored[command.from_tier]
         self.fills.append(command)
-        going = [f.extent for f in self.fills if f.tier == command.tier]
-        used = sum(SIZES[extent] for extent in [*going, *self.stored[command.tier]])
+        going = [f.size_bytes or SIZES[f.extent] for f in self.fills if f.tier == command.tier]
+        used = sum(going) + sum(self.takes[extent] for extent in self.stored[command.tier])
         assert used <= self.budgets[command.tier], "a budget exceeded"
 
     @initialize(
@@ -164,13 +165,14 @@ class NodeMachine(RuleBasedStateMachine):
         self.send(Resized(tier, int(part * self.budgets[tier])))
 
     @rule(pick=picks, code=st.sampled_from([0, 4]))
-    def fill_completes(self, pick: int, code: int) -> None:
+    def fill_completes(self, pick: int, code: int, takes: int = 0) -> None:
         if self.fills:
             fill = self.fills.pop(pick % len(self.fills))
+            self.takes[fill.extent] = takes or fill.size_bytes or SIZES[fill.extent]
             self.stored[fill.tier].add(fill.extent)
             if fill.tier != RAM:
                 self.commits.append((fill.extent, fill.tier))
-            self.send(Filled(fill.extent, fill.tier, code=code))
+            self.send(Filled(fill.extent, fill.tier, code=code, size_bytes=takes))
 
     @rule(pick=picks, retry=st.booleans(), code=st.sampled_from([5, 7, 8]))
     def fill_fails(self, pick: int, retry: bool, code: int) -> None:

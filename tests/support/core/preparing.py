@@ -47,7 +47,7 @@ class PreparingMachine(NodeMachine):
 
     @rule(job=jobs)
     def declare_prepared(self, job: int) -> None:
-        self.send(DatasetDeclared(job, PREPARED, tuple(MADE), made_from=SOURCES))
+        self.send(DatasetDeclared(job, PREPARED, tuple(MADE), made_from=SOURCES, uneven=True))
 
     @rule(job=jobs)
     def prefetch_prepared(self, job: int) -> None:
@@ -86,11 +86,12 @@ class PreparingMachine(NodeMachine):
             self.preparer_joins(ReaderId(101))
         self.demand(reader, extent, True)
 
-    @rule(pick=picks)
-    def preparer_is_done(self, pick: int) -> None:
+    @rule(pick=picks, takes=st.integers(1, 3))
+    def preparer_is_done(self, pick: int, takes: int) -> None:
         prepared = [fill for fill in self.fills if fill.preparer is not None]
         if prepared:
-            self.fill_completes(self.fills.index(prepared[pick % len(prepared)]), 0)
+            fill = prepared[pick % len(prepared)]
+            self.fill_completes(self.fills.index(fill), 0, min(takes, fill.size_bytes))
 
     @rule(job=jobs, order=st.lists(made, max_size=8))
     def plan_prepared(self, job: int, order: list[ExtentId]) -> None:
