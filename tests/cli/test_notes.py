@@ -32,6 +32,7 @@ def said(capsys: Any, arguments: list[str]) -> list[str]:
     return [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
 
 
+@pytest.mark.slow
 def test_a_left_out_tail_is_noted_with_a_daemon_at_each_opening(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

@@ -135,6 +135,7 @@ def test_the_longest_socket_path_works(tmp_path: Path, pets: Path, capsys: Any) 
         os.rmdir(directory)
 
 
+@pytest.mark.slow
 def test_an_eviction_that_leaves_extents_is_1(daemon: Daemon, pets: Path, capsys: Any) -> None:
     assert run(["prefetch", str(pets)]) == 0
     assert run(["pin", str(pets)]) == 0

@@ -51,6 +51,7 @@ def check(found: list[dict[str, Any]]) -> None:
     assert advice["limits"]
 
 
+@pytest.mark.slow
 def test_a_bucket_is_read_four_times_and_nothing_stays(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

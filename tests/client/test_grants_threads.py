@@ -85,6 +85,7 @@ def asking(pool: ThreadPoolExecutor, grants: DaemonGrants, extents: list[int]) -
     return waits
 
 
+@pytest.mark.slow
 def test_a_thread_that_waits_for_a_cold_extent_delays_no_other(
     tmp_path: Path, daemon: Daemon, data: bytes, pool: ThreadPoolExecutor
 ) -> None:

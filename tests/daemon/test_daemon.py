@@ -266,6 +266,7 @@ def test_a_restarted_daemon_learns_what_an_idle_reader_holds(daemon: Daemon, uri
     grants.close()
 
 
+@pytest.mark.slow
 def test_a_daemon_restarted_between_two_requests_is_asked_at_once(
     daemon: Daemon, uri: str, data: bytes
 ) -> None:

@@ -69,7 +69,8 @@ def dies_at_work(daemon: Daemon, dataset: DatasetId, data: bytes, chance: random
             each.result(WAIT_S)
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(24, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [2, pytest.param(24, marks=pytest.mark.timeout(600))])
 def test_extents_that_a_killed_daemon_committed_are_granted_by_the_next(tmp_path: Path, kills: int) -> None:
     chance, data = random.Random(kills), os.urandom(EXTENTS * EXTENT)
     nvme = tmp_path / "nvme"

@@ -73,6 +73,7 @@ def test_a_socket_directory_that_is_removed_is_made_again_and_readers_go_on(
     assert opened(daemon, data) == dataset
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*SOCKETS, "lock"])
 def test_each_file_of_the_socket_directory_is_made_again(daemon: Daemon, name: str) -> None:
     path = Path(daemon.socket_dir, name)

@@ -197,6 +197,7 @@ def test_an_older_client_reads_through_a_newer_daemon(
     assert (digest, extents) == (sha256, 4)
 
 
+@pytest.mark.slow
 def test_a_newer_client_reads_through_an_older_daemon_which_is_restarted(
     previous: Path, data: Path, tmp_path: Path, sha256: str
 ) -> None:

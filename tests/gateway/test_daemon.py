@@ -170,6 +170,7 @@ def test_an_idle_file_leaves_the_daemon_and_comes_back(
     assert opened()
 
 
+@pytest.mark.slow
 def test_without_credentials_a_read_waits_for_the_daemon(
     node: Daemon, folder: Folder, fs: CachedFileSystem
 ) -> None:

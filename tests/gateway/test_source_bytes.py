@@ -44,6 +44,7 @@ def bucket(shared: Bucket, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     return shared
 
 
+@pytest.mark.slow
 def test_after_a_listing_a_read_fetches_its_file_alone(bucket: Bucket, fs: CachedFileSystem) -> None:
     assert len(fs.ls("s3/bkt/d")) == COUNT
     assert fs.cat_file("s3/bkt/d/0207.bin") == bytes([207]) * SIZE

@@ -56,6 +56,7 @@ def train_and_validation(data: Dataset) -> tuple[DataLoader[Any], DataLoader[Any
     return train, DataLoader(parts["val"], EACH)
 
 
+@pytest.mark.slow
 def test_a_validation_does_not_replace_the_plan_of_the_training(data: Dataset) -> None:
     train, validation = train_and_validation(data)
     running = iter(train)

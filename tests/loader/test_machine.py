@@ -420,6 +420,7 @@ def walked(machine: type[LoaderMachine], examples: int, seed: int | None = None)
     )
 
 
+@pytest.mark.slow
 def test_ranks_get_the_batches_of_a_plain_walk(link: MemoryLink) -> None:
     walked(LoaderMachine, 50)
 

@@ -190,6 +190,7 @@ def test_keys_that_expire_under_a_daemon_are_asked_for_anew_and_no_read_fails(
         grants.close()
 
 
+@pytest.mark.slow
 def test_an_object_of_50_gb_is_a_dataset_and_costs_what_is_read_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: FakeS3
 ) -> None:

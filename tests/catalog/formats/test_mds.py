@@ -60,6 +60,7 @@ def test_a_shard_that_an_index_names_twice_is_refused(tmp_path: Path, compressio
         compiled(path.parent)
 
 
+@pytest.mark.slow
 def test_a_compressed_shard_is_named_when_it_is_filled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

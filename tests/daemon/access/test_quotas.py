@@ -84,6 +84,7 @@ def test_two_quotas_of_one_name_are_refused(twice: str) -> None:
         Quotas([parse_quota(text) for text in ("user=5MiB", "user:7=1MiB", "s3://b/=1GiB", twice)])
 
 
+@pytest.mark.slow
 @as_root
 def test_a_pin_counts_for_its_user_after_a_restart(tmp_path: Path) -> None:
     data_in(tmp_path, 8)

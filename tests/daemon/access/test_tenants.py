@@ -200,6 +200,7 @@ def test_listed_objects_may_have_names_that_no_typed_uri_may_have(tmp_path: Path
         assert control.open_dataset([f"{tmp_path}/a", f"{tmp_path}/b"], RECORDS).dataset.samples == 32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ruled", [False, True])
 def test_what_an_allowlist_no_longer_has_is_as_if_it_were_not_there(tmp_path: Path, ruled: bool) -> None:
     """A client that kept a dataset's id learns no name of its objects and no prefix that is allowed now."""

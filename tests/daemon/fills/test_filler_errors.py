@@ -96,6 +96,7 @@ def test_a_target_that_cannot_be_written_or_read_back_is_an_error_of_its_tier(
     os.close(catalog)
 
 
+@pytest.mark.slow
 def test_other_read_errors_are_not_errors_of_a_tier(ask: Ask, tmp_path: Path) -> None:
     with file(tmp_path / "target", os.O_RDWR, b"") as target:
         folder = os.open(tmp_path, os.O_RDONLY)  # instead of a catalog

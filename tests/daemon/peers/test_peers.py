@@ -82,6 +82,7 @@ def test_extents_of_a_peer_are_not_read_from_the_source(tmp_path: Path) -> None:
     assert waited["source"] == 0
 
 
+@pytest.mark.slow
 def test_a_corrupt_copy_is_repaired_from_a_peer_where_the_source_is_gone(tmp_path: Path) -> None:
     nodes, nvme = Nodes(tmp_path), tmp_path / "b" / "nvme"
     nvme.mkdir(parents=True)
@@ -174,6 +175,7 @@ def test_nodes_authenticate_by_certificates(tmp_path: Path) -> None:
     assert (strange.peer_bytes, strange.source_bytes) == (0, nodes.size)
 
 
+@pytest.mark.slow
 def test_one_certificate_serves_all_nodes(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path)
     one = [

@@ -49,6 +49,7 @@ def days(count: float) -> datetime:
     return datetime.now(timezone.utc) + timedelta(days=count)
 
 
+@pytest.mark.slow
 def test_differing_settings_and_bad_certificates_are_told_everywhere(tmp_path: Path) -> None:
     nodes, metrics = Nodes(tmp_path, "abcd"), f"127.0.0.1:{free_ports(1)[0]}"
     ca = authority(tmp_path)
@@ -163,6 +164,7 @@ def said(daemon: Daemon, *parts: str) -> str:
     return lines()[-1]
 
 
+@pytest.mark.slow
 def test_a_node_that_never_read_a_list_says_so(tmp_path: Path) -> None:
     nodes, metrics = Nodes(tmp_path, "a"), f"127.0.0.1:{free_ports(1)[0]}"
     missing = f"file://{tmp_path}/members"

@@ -70,6 +70,7 @@ def test_a_server_found_dead_is_replaced_at_once(pool: Pool) -> None:
         assert psutil.Process(child.pid).parent() in psutil.Process().children()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_the_exit_code_of_a_filler_is_reported(pool: Pool, number: signal.Signals) -> None:
     for pid in pool.pids():

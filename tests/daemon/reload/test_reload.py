@@ -180,6 +180,7 @@ def test_a_signal_to_the_service_and_the_verb_reload_at_once(
     wait_until(lambda: "DEBUG reader connected" in daemon.log)
 
 
+@pytest.mark.slow
 def test_a_daemon_that_is_started_again_after_a_crash_has_the_file_of_now(daemon: Configured) -> None:
     daemon.write(folders=2)
     daemon.reloaded()

@@ -209,6 +209,7 @@ def test_a_malformed_report_is_refused(text: str) -> None:
         StallReport.decode(text)
 
 
+@pytest.mark.slow
 def test_the_daemons_metrics_show_wait_causes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (port,) = free_ports(1)
     datasets.records(tmp_path / "data" / "r.bin", COUNT, 4096)

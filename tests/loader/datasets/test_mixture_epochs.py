@@ -107,6 +107,7 @@ def test_an_endless_loader_without_further_batches_raises_an_error(
     assert loader.epoch == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("skipped", range(1, 9))
 @pytest.mark.parametrize("consumed", [0, 3])
 def test_a_skip_counts_no_batches_of_epochs_that_have_none(root: Path, consumed: int, skipped: int) -> None:

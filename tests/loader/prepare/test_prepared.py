@@ -281,6 +281,7 @@ def test_without_a_daemon_each_process_prepares_for_itself(
     assert set(calls(called).values()) == {4}
 
 
+@pytest.mark.slow
 def test_a_reader_prepares_for_itself_while_the_daemon_is_gone_and_says_so(
     daemon: Daemon, data: str, called: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

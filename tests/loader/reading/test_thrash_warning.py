@@ -83,7 +83,7 @@ def daemon(shared: Daemon) -> Iterator[Daemon]:
 @pytest.mark.parametrize(
     ("extents", "given", "warnings"),
     [
-        (EXTENTS, {}, 1),
+        pytest.param(EXTENTS, {}, 1, marks=pytest.mark.slow),
         pytest.param(EXTENTS, {"window": 4 * EXTENT}, 0, marks=pytest.mark.slow),
         pytest.param(EXTENTS, {"shuffle": False}, 0, marks=pytest.mark.slow),
         (EXTENTS // 4, {"window": "all"}, 0),

@@ -299,6 +299,7 @@ def raise_timeout() -> None:
     raise TimeoutError("too late")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("during", ["begin", "fetch"])
