@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cachesvc.client.control import Control
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.config import PARENT_SOCKET
 from cachesvc.core.errors import InvalidInput
@@ -57,6 +58,11 @@ def test_what_is_in_ram_survives_a_killed_daemon(node: Node, records: Records) -
 def test_jobs_read_on_while_the_daemon_is_killed_again_and_again(
     tmp_path: Path, node: Node, records: Records
 ) -> None:
+    def filled() -> bool:
+        with Control(node.daemon.socket_dir) as control:
+            reply = control.status()
+        return reply.tiers[0].used_bytes == records.rows.nbytes and not reply.fills_running
+
     env = node.s3.env(node.proxy.endpoint) | node.daemon.env | {"CACHESVC": "require"}
     enough = threading.Event()
     with (
@@ -65,7 +71,7 @@ def test_jobs_read_on_while_the_daemon_is_killed_again_and_again(
     ):
         exactly = pool.submit(epochs, trainer, records.rows, enough)
         try:
-            wait_until(lambda: node.ram().used_bytes == records.rows.nbytes)
+            wait_until(filled)  # fills under way would begin again
             for _ in range(KILLS):
                 crashed(node)
         finally:
