@@ -128,8 +128,8 @@ def test_a_source_that_says_nothing_is_down_and_one_that_is_slow_is_not(down: Fa
     let_go.set()
     assert isinstance(found, KeptVersion)
     down.objects = {f"d/{number:05}.bin": Object(100, "e") for number in range(6000)}
-    down.refuse = lambda handler: time.sleep(0.3)  # a page of six; all of them take longer than the limit
-    assert isinstance(openings(tmp_path, after_s=1.5).find(job(tmp_path)), Survey)
+    down.refuse = lambda handler: time.sleep(1.0)  # a page of six; all of them take longer than the limit
+    assert isinstance(openings(tmp_path, after_s=5.0).find(job(tmp_path)), Survey)
 
 
 @pytest.mark.slow
