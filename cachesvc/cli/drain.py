@@ -45,18 +45,18 @@ def drain(node: str, timeout: float, socket: str | None, json: bool) -> int:
         f" {output.size(reply.moved_bytes)} of {output.size(reply.size_bytes)}, are on other nodes"
     )
     output.report(json, text, {"event": "drained"} | output.plain(reply))
-    _judge(reply)
+    _judge(reply, json)
     return 0
 
 
-def _judge(reply: pb.DrainReply) -> None:
-    """Raise the error that kept some extents from being handed on. Those that no other node could use are none."""
+def _judge(reply: pb.DrainReply, as_json: bool) -> None:
+    """Raise the error that kept some extents from being handed on. Print notes of those that no other node could use."""
     others = [
         (reply.unknown_bytes, "of datasets that no other node has opened"),
         (reply.own_bytes, "prepared samples, or of no dataset"),
     ]
     output.print_notes(
-        [f"{output.size(count)} were not handed on: {what}" for count, what in others if count], False
+        [f"{output.size(count)} were not handed on: {what}" for count, what in others if count], as_json
     )
     late_bytes = reply.size_bytes - reply.moved_bytes - sum(count for count, _ in others) - reply.unfit_bytes
     if reply.unfit_bytes:

@@ -31,7 +31,7 @@ option = click.option(
 
 @dataclass(slots=True)
 class Answers(Generic[_T]):
-    """What members answered, and the errors of the others, by name. `absent`: the names of those that did not answer;
+    """The answers of members, and the errors of the others, by name. `absent`: the names of those that did not answer;
     `left`: those of them that said goodbye, which is no error."""
 
     found: dict[str, _T] = field(default_factory=dict)

@@ -232,7 +232,7 @@ class Target:
 
     @property
     def size_bytes(self) -> int:
-        """What was written so far."""
+        """The bytes written so far."""
         return self._at + len(self._rest)
 
     def write(self, record: bytearray) -> bytes:

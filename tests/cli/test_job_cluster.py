@@ -91,7 +91,7 @@ class Step:
         ]
 
     def ended(self, code: int = 0) -> list[str]:
-        """What each task printed, after all have ended with this code."""
+        """The output of each task, after all have ended with this code."""
         found = [task.communicate(timeout=WAIT_S) for task in self._tasks]
         assert [task.returncode for task in self._tasks] == [code] * len(found), found
         return [out.strip() for out, _ in found]
@@ -101,7 +101,7 @@ READ_ALL = sha256(CONTENTS).hexdigest()
 
 
 def left(home: Path) -> list[str]:
-    """What jobs have left in this user's directories."""
+    """The files that jobs have left in this user's directories."""
     return [
         path.name
         for path in (*home.iterdir(), *(home / ".cachesvc-jobs").iterdir())

@@ -300,8 +300,8 @@ def test_later_epochs_of_webdataset_hit_more_than_lru_with_half_of_the_data_in_t
             assert int(ran(command, variables).splitlines()[-1]) == OF_EPOCHS * 3 * size_bytes
             hits.append(1 - (proxied.counts.bytes - before) / total)
     assert hits[0] == pytest.approx(0, abs=0.05)
-    assert min(hits[1:]) > 0.15, hits  # LRU's rate
-    assert max(hits[1:]) >= 0.3, hits
+    assert hits[1] >= 0.2, hits  # LRU: 0.15
+    assert hits[2] >= 0.35, hits
 
 
 WRITERS = {

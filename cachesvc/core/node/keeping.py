@@ -63,13 +63,8 @@ class Keeping:
         """Fetch an extent that a peer asked for, if this node should keep it, or the peer has no source, and there is
         room."""
         if self.lacks(event.extent, event.without_source or event.handed_on) and not self.full:
-            self._wanted[event.extent] = (
-                Requester.LEAVING_NODE
-                if event.handed_on
-                else Requester.UNPLANNED_READER
-                if event.without_source
-                else Requester.PREFETCH
-            )
+            requester = Requester.UNPLANNED_READER if event.without_source else Requester.PREFETCH
+            self._wanted[event.extent] = Requester.LEAVING_NODE if event.handed_on else requester
             self.feed()
 
     def lacks(self, extent: ExtentId, may_fetch: bool = False) -> bool:

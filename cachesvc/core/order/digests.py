@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from cachesvc.core.errors import InvalidInput
-from cachesvc.core.order.permute import I64, U64
+from cachesvc.core.order.permute import I64, U64, finalise_each
 
 LANES = 4
 DIGEST_BYTES = 8 * LANES
@@ -94,17 +94,7 @@ def _summed(contents: Iterable[bytes], row: I64, *numbers: I64) -> SampleSum:
             for each in slices:
                 np.multiply(each, golden, out=spare)
                 state += spare
-                _finalise(state, spare)
+                finalise_each(state, spare)
             lanes.append(state.sum())
         total += np.array(lanes)
     return SampleSum(total)
-
-
-def _finalise(state: U64, spare: U64) -> None:
-    """The finaliser of SplitMix64, in place. `spare` is scratch."""
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        np.right_shift(state, np.uint64(shift), out=spare)
-        state ^= spare
-        state *= np.uint64(factor)
-    np.right_shift(state, np.uint64(31), out=spare)
-    state ^= spare

@@ -88,7 +88,7 @@ class ExtentRun:
 
     @property
     def shift(self) -> I64:
-        """What is added to the positions of each entry. O(extents)."""
+        """The number that is added to the positions of each entry, to give samples. O(extents)."""
         return self._shifts(self.extents, self.begins)
 
     def _shifts(self, extents: I64, begins: I64) -> I64:

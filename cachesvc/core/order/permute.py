@@ -67,12 +67,18 @@ def mix(*parts: int) -> int:
 def mix_each(prefix: int | U64, parts: npt.NDArray[Any]) -> U64:
     """`mix(*before, part)` for an array of last parts, where `prefix` is `mix(*before)`, or one for each part. uint64."""
     state: U64 = np.asarray(prefix, np.uint64) + np.array([_GOLDEN], np.uint64) ^ parts.astype(np.uint64)
-    state ^= state >> np.uint64(30)
-    state *= np.uint64(0xBF58476D1CE4E5B9)
-    state ^= state >> np.uint64(27)
-    state *= np.uint64(0x94D049BB133111EB)
-    state ^= state >> np.uint64(31)
+    finalise_each(state, np.empty_like(state))
     return state
+
+
+def finalise_each(state: U64, spare: U64) -> None:
+    """The finaliser of SplitMix64, in place. `spare` is scratch."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        np.right_shift(state, np.uint64(shift), out=spare)
+        state ^= spare
+        state *= np.uint64(factor)
+    np.right_shift(state, np.uint64(31), out=spare)
+    state ^= spare
 
 
 def permute(values: npt.NDArray[Any], size: int, key: int) -> U64:

@@ -22,7 +22,7 @@ class Trip:
 SOURCE_TRIP = Trip(failures=8, quiet_s=2.0, first_s=0.5, cap_s=8.0)
 """The retries of a single call take six seconds for that many failures."""
 PEER_TRIP = Trip(failures=3, quiet_s=0.0, first_s=10.0, cap_s=300.0)
-"""A probe of a peer may cost a reader `PEER_LATE_S`, so it is rare."""
+"""A probe of a peer may cost a reader `FILL_LATE_S`, so it is rare."""
 
 
 @dataclass(slots=True)

@@ -221,9 +221,8 @@ class Policy:
         ]
         tiers.sort(key=lambda tier: tier is entry.avoid)
         if entry.datasets and self.may_keep(entry):
-            handed_on = (
-                requester is Requester.LEAVING_NODE
-            )  # datasets below their share take the room when they need it
+            # Datasets below their share take the room of what was handed on when they need it.
+            handed_on = requester is Requester.LEAVING_NODE
             placement = (
                 self._place_kept(entry, tiers) if handed_on or self.shares.leaves_room(entry) else None
             )

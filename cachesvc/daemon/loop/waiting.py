@@ -19,7 +19,7 @@ _Answer = TypeVar("_Answer")
 
 
 class Caller(Protocol):
-    """Whoever waits for a call: gRPC's context of it, say."""
+    """The caller that waits for an answer, such as gRPC's context of a call."""
 
     def is_active(self) -> bool:
         """Tell whether the caller still waits."""

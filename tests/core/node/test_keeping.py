@@ -1,4 +1,4 @@
-"""What a node fetches for others: what it owns and is to keep, and whatever a node without a source asks for."""
+"""A node fetches for others the extents that it owns and is to keep, and any extent for a node without a source."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def known(node: Node, records: Records) -> str:
 
 
 def rows(nodes: list[Node], dataset: str) -> list[pb.DatasetStatus]:
-    """What each node says of a dataset."""
+    """The status of a dataset on each node."""
     return [row for node in nodes for row in node.status().datasets if row.dataset.id == dataset]
 
 

@@ -1,4 +1,4 @@
-"""In a real browser the status page shows the numbers of `cachesvc status --json`, in both colour schemes, and asks nothing
+"""The status page in a real browser shows the numbers of `cachesvc status --json`, in both colour schemes, and asks nothing
 of any other host."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an operator is told of a cluster by `nodes`, `status`, the log and the metrics, from real daemons."""
+"""Real daemons tell an operator of their cluster by `nodes`, `status`, the log and the metrics."""
 
 from __future__ import annotations
 
