@@ -4,10 +4,14 @@ After a few failures a place is left out, for longer each time, until one read o
 does not answer is not probed before it does. A place that is left out is not asked where extents are, either. A node that
 sent wrong bytes is left out at once, and every later read of it is a probe until one has given the source's bytes. Each
 node judges by what it sees itself, so a broken link between two nodes does not shut either out of the cluster.
+
+The source is a place too. Only fills that another place then served count against it, since a source that is down for all
+nodes is to be asked. What this node tells of its source also follows from the counters of all requests.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
@@ -20,9 +24,15 @@ RATE_SHARE = 0.2
 """The part of the latest read in the rate that is shown."""
 RATE_LEAST_BYTES = 65536
 """A read of fewer bytes says nothing about the rate."""
+REQUESTS_TRIP = Trip(failures=1, quiet_s=10.0, first_s=1.0, cap_s=1.0)
+"""The source fails once requests to it have been repeated for so long and no byte came."""
+THROTTLES_S = 10.0
+"""The time after an answer that asked for fewer requests in which the source counts as throttling."""
 Health = Literal["works", "slow", "unreadable", "wrong"]
 """`slow`: its extents come too late. `unreadable`: the port that sends them does not answer, or breaks off. `wrong`: it
 sent other bytes than the source has."""
+Source = Literal["", "works", "throttles", "fails"]
+"""How a node's sources answer it; "": it has not asked them."""
 
 
 @dataclass(slots=True)
@@ -63,6 +73,9 @@ class PlacesHealth:
 
     trip: Trip = PEER_TRIP
     _places: dict[str, PlaceHealth] = field(default_factory=dict)
+    _requests: CircuitBreaker = field(default_factory=lambda: CircuitBreaker(REQUESTS_TRIP))
+    _counted: tuple[int, int, int] = (0, 0, 0)
+    _throttled_at: float = -math.inf
 
     def of(self, node: str) -> PlaceHealth:
         """Return the record of a place."""
@@ -99,6 +112,21 @@ class PlacesHealth:
         if verdict.compared or not place.wrong:
             place.breaker.succeeded()
             place.wrong = False
+
+    def source(self, size_bytes: int, retries: int, throttled: int, now: float) -> Source:
+        """Take the counters of all requests to the source; return how it answers this node."""
+        bytes_before, retries_before, throttled_before = self._counted
+        self._counted = size_bytes, retries, throttled
+        if throttled > throttled_before:
+            self._throttled_at = now
+        if size_bytes > bytes_before:
+            self._requests.succeeded()
+        elif retries > retries_before:
+            self._requests.failed(now)
+        if self._requests.open or self.of(SOURCE).state(now) != "works":
+            return "fails"
+        throttles = now - self._throttled_at < THROTTLES_S
+        return "" if not size_bytes else "throttles" if throttles else "works"
 
     def answered(self, node: str, round_trip_s: float) -> None:
         """Note that a port that sends extents answered a check."""

@@ -16,8 +16,6 @@ NAMES = 3
 PREFIXES = 3
 """Prefixes of --allow that a warning names."""
 
-Source = Literal["", "works", "throttles", "fails"]
-"""How a node's sources answer it; "": it has not asked them."""
 Kind = Literal["extent_size", "zone", "domain", "allow", "blocks", "certificate", "list"]
 KINDS: tuple[Kind, ...] = ("extent_size", "zone", "domain", "allow", "blocks", "certificate", "list")
 
@@ -175,38 +173,6 @@ def _unlike(mine: Iterable[str], theirs: Iterable[str]) -> str:
         if found
     ]
     return ", ".join(parts)
-
-
-class SourceHealth:
-    """How a node's sources answer it, by the counters of all its requests. A source counts as failing once requests to it
-    have been repeated for `FAILS_S` and no byte came."""
-
-    FAILS_S = 10.0
-    THROTTLES_S = 10.0
-    """The time after an answer that asked for fewer requests in which the source counts as throttling."""
-
-    def __init__(self) -> None:
-        self.state: Source = ""
-        self._bytes = self._retries = self._throttled = 0
-        self._failing_since = self._throttled_at = float("inf")
-
-    def observe(self, size_bytes: int, retries: int, throttled: int, now: float) -> Source:
-        """Take the counters at `now`, in seconds of any clock that does not go back; return the state."""
-        came, again = size_bytes > self._bytes, retries > self._retries
-        if throttled > self._throttled:
-            self._throttled_at = now
-        self._bytes, self._retries, self._throttled = size_bytes, retries, throttled
-        if came:
-            self._failing_since = float("inf")
-            self.state = "works"
-        elif again:
-            self._failing_since = min(self._failing_since, now)
-        if again and now - self._failing_since >= self.FAILS_S:
-            self.state = "fails"
-        elif self.state in ("works", "throttles"):
-            throttles = 0 <= now - self._throttled_at < self.THROTTLES_S
-            self.state = "throttles" if throttles else "works"
-        return self.state
 
 
 class Noticed:

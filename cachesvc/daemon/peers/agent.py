@@ -162,7 +162,7 @@ class Agent:
         return replace(
             self._traits,
             extents=self._announcements.extents,
-            source=self._state.source,
+            source=self._ports.source(*self._state.requests),
             free_bytes=self._state.free_bytes,
             allow=self._state.allow,
             certificate_ends=self._certificates.end() if self._certificates else 0,

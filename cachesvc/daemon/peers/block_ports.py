@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 
-from cachesvc.core.placement.peer_health import PlaceHealth, PlacesHealth
+from cachesvc.core.placement.peer_health import PlaceHealth, PlacesHealth, Source
 from cachesvc.core.placement.place_search import Verdict
 from cachesvc.daemon.blocks.client import BlockClient, PeerFailed
 from cachesvc.daemon.ports import next_port
@@ -44,6 +44,11 @@ class BlockPorts:
         """Take what a fill learned of a place."""
         with self._lock:
             self._health.judge(verdict, self._now())
+
+    def source(self, size_bytes: int, retries: int, throttled: int) -> Source:
+        """Take the counters of all requests to the source; return how it answers this node."""
+        with self._lock:
+            return self._health.source(size_bytes, retries, throttled, self._now())
 
     def left_out(self) -> tuple[str, ...]:
         """The places from which nothing is to be read now."""

@@ -28,7 +28,7 @@ from cachesvc.core.errors import NotReady, from_code
 from cachesvc.core.limits import LOCATE_S
 from cachesvc.core.model import ExtentId
 from cachesvc.core.placement.place_search import Verdict
-from cachesvc.core.placement.traits import SourceHealth, Traits
+from cachesvc.core.placement.traits import Traits
 from cachesvc.core.placement.view import Member, View
 from cachesvc.daemon.blocks.wire import VERSION as BLOCKS_VERSION
 from cachesvc.daemon.fills.sent_bytes import SentBytes
@@ -110,8 +110,7 @@ class ClusterLink:
                 blocks=BLOCKS_VERSION,
             ),
         }
-        self._source_counters, self._source_health = source_counters, SourceHealth()
-        self._allowed, self._told = allowed, messages.NodeChanged()
+        self._source_counters, self._allowed, self._told = source_counters, allowed, messages.NodeChanged()
         self._runner, self._node, self._loop = runner, runner.node, loop
         self._lending, self._shared_fills, self.sent = lending, shared_fills, sent
         self._closed, self._leaving = threading.Event(), threading.Event()
@@ -252,9 +251,9 @@ class ClusterLink:
     def _tell_state(self) -> None:
         """Tell the agent what it says in greetings."""
         asked, tiers = self._source_counters(), self._node.policy.tiers.values()
-        source = self._source_health.observe(asked.bytes, asked.retries, asked.throttled, time.monotonic())
         free_bytes = sum(max(0, each.budget_bytes - each.used_bytes) for each in tiers if not each.lost)
-        state = messages.NodeChanged(source, free_bytes, self._allowed())
+        requests = asked.bytes, asked.retries, asked.throttled
+        state = messages.NodeChanged(requests, free_bytes, self._allowed())
         if state != self._told and self._send(state):
             self._told = state
 

@@ -104,9 +104,10 @@ class LentExtent(msgspec.Struct, frozen=True, tag=True):
 
 
 class NodeChanged(msgspec.Struct, frozen=True, tag=True):
-    """Tell the agent what changes of the node's traits (`core/placement/traits.py`)."""
+    """Tell the agent what changes of the node's traits (`core/placement/traits.py`). `requests`: bytes that came from the
+    source, repeated requests to it, and answers that throttle."""
 
-    source: str = ""
+    requests: tuple[int, int, int] = (0, 0, 0)
     free_bytes: int = 0
     allow: tuple[str, ...] = ()
 

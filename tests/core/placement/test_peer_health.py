@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachesvc.core.placement.directory import SOURCE
-from cachesvc.core.placement.peer_health import PlacesHealth
+from cachesvc.core.placement.peer_health import REQUESTS_TRIP, THROTTLES_S, PlacesHealth
 from cachesvc.core.placement.place_search import Verdict
 from cachesvc.core.rates.circuit_breaker import PEER_TRIP
 
@@ -158,3 +158,24 @@ def test_reads_that_were_under_way_when_it_was_found_change_nothing() -> None:
     health.judge(WRONG, 0.0)
     health.judge(GOOD, 0.1)
     assert health.left_out(0.1) == ["b"]
+
+
+def test_the_state_of_a_source_follows_its_answers() -> None:
+    health, fails_s = PlacesHealth(), REQUESTS_TRIP.quiet_s
+    assert health.source(0, 0, 0, 0.0) == ""
+    assert health.source(100, 1, 0, 1.0) == "works"
+    assert health.source(200, 2, 2, 2.0) == "throttles"
+    assert health.source(200, 2, 2, 2.0 + THROTTLES_S) == "works"
+    for second in range(10):
+        assert health.source(200, 3 + second, 2, 20.0 + second) == "works"
+    assert health.source(200, 20, 2, 20.0 + fails_s) == "fails"
+    assert health.source(200, 20, 2, 90.0) == "fails", "nobody asks it now"
+    assert health.left_out(90.0) == [], "it may be down for all nodes"
+    assert health.source(201, 20, 2, 91.0) == "works"
+
+
+def test_a_source_that_hangs_for_this_node_alone_fails() -> None:
+    health, answered = failing(Verdict(SOURCE, failure="late")), (100, 0, 0)
+    assert health.source(*answered, 0.0) == "fails"
+    health.judge(Verdict(SOURCE, 64 << 20, 0.5), 1.0)
+    assert health.source(*answered, 1.0) == "works"

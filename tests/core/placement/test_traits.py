@@ -1,4 +1,4 @@
-"""Warnings about settings that should agree, certificates that end, and sources that fail."""
+"""Warnings about settings that should agree, and certificates that end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from cachesvc.core.placement.traits import (
     DAY_S,
     ClusterWarning,
     Noticed,
-    SourceHealth,
     Traits,
     certificate_stage,
     certificates,
@@ -85,16 +84,3 @@ def test_a_warning_is_logged_once_when_it_lasts_and_again_when_it_ends() -> None
     assert noticed.update([], at + 2) == ([], [first])
     assert noticed.update([first], at + 3) == ([], [])
     assert noticed.update([], at + 4) == ([], []), "it did not last"
-
-
-def test_the_state_of_a_source_follows_its_answers() -> None:
-    health = SourceHealth()
-    assert health.observe(0, 0, 0, 0.0) == ""
-    assert health.observe(100, 1, 0, 1.0) == "works"
-    assert health.observe(200, 2, 2, 2.0) == "throttles"
-    assert health.observe(200, 2, 2, 2.0 + health.THROTTLES_S) == "works"
-    for second in range(10):
-        assert health.observe(200, 3 + second, 2, 20.0 + second) == "works"
-    assert health.observe(200, 20, 2, 20.0 + health.FAILS_S) == "fails"
-    assert health.observe(200, 20, 2, 90.0) == "fails", "nobody asks it now"
-    assert health.observe(201, 20, 2, 91.0) == "works"

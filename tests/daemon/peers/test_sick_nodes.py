@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.protocol import Granted
 from testbed import WAIT_S
 from tests.support.faults.fake_s3 import fake_s3
+from tests.support.faults.forwarding import forwarding
 from tests.support.keyed_cluster import (
     CONTENTS,
     Cluster,
@@ -83,36 +82,6 @@ def test_a_member_that_may_not_read_the_source_reads_through_one_that_has_the_da
         # An extent that comes late is asked for again; the helper has not kept those that it does not own.
         assert len(CONTENTS) <= bytes_from_source(helper) < 2 * len(CONTENTS)
         wait_until(lambda: "403" in recorded(sick, "left_out", "b"))
-
-
-@contextmanager
-def forwarding(port: int) -> Iterator[None]:
-    """Forward 127.0.0.2:PORT to 127.0.0.1:PORT."""
-    with socket.create_server(("127.0.0.2", port)) as listener:
-
-        def pump(origin: socket.socket, to: socket.socket) -> None:
-            with suppress(OSError):
-                while data := origin.recv(1 << 16):
-                    to.sendall(data)
-                to.shutdown(socket.SHUT_WR)
-
-        def accept() -> None:
-            with suppress(OSError):  # the listener is closed
-                while True:
-                    near, _ = listener.accept()
-                    try:
-                        far = socket.create_connection(("127.0.0.1", port))
-                    except OSError:  # the node does not listen yet
-                        near.close()
-                        continue
-                    for one, other in ((near, far), (far, near)):
-                        threading.Thread(target=pump, args=(one, other), daemon=True).start()
-
-        thread = threading.Thread(target=accept, daemon=True)
-        thread.start()
-        yield
-        listener.shutdown(socket.SHUT_RDWR)
-        thread.join(WAIT_S)
 
 
 @pytest.mark.slow
