@@ -86,7 +86,7 @@ def cells_of(node: pb.NodeStatus) -> list[str]:
     """Return the row of a node, below `HEADS`."""
     gone = node.state in ("away", "left")
     return [
-        f"{node.name} (this node)" if node.me else node.name,
+        f"{node.name} (this node)" if node.me else node.name or node.address,
         f"{node.state} for {output.duration(node.away_s)}" if gone else node.state,
         node.why,
         node.address,

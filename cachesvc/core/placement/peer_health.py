@@ -31,8 +31,9 @@ THROTTLES_S = 10.0
 Health = Literal["works", "slow", "unreadable", "wrong"]
 """`slow`: its extents come too late. `unreadable`: the port that sends them does not answer, or breaks off. `wrong`: it
 sent other bytes than the source has."""
-Source = Literal["", "works", "throttles", "fails"]
-"""How a node's sources answer it; "": it has not asked them."""
+Source = Literal["", "works", "throttles", "slow", "fails"]
+"""How a node's sources answer it; "": it has not asked them. `slow`: the last read was late or failed, and another place
+gave the extent."""
 
 
 @dataclass(slots=True)
@@ -123,8 +124,11 @@ class PlacesHealth:
             self._requests.succeeded()
         elif retries > retries_before:
             self._requests.failed(now)
-        if self._requests.open or self.of(SOURCE).state(now) != "works":
+        place = self.of(SOURCE).breaker
+        if self._requests.open or place.open:
             return "fails"
+        if place.failing:
+            return "slow"
         throttles = now - self._throttled_at < THROTTLES_S
         return "" if not size_bytes else "throttles" if throttles else "works"
 

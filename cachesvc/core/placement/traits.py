@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 DAY_S = 86_400
 CERTIFICATE_DAYS = (1, 7, 30)
@@ -16,8 +16,8 @@ NAMES = 3
 PREFIXES = 3
 """Prefixes of --allow that a warning names."""
 
-Kind = Literal["extent_size", "zone", "domain", "allow", "blocks", "certificate", "list"]
-KINDS: tuple[Kind, ...] = ("extent_size", "zone", "domain", "allow", "blocks", "certificate", "list")
+Kind = Literal["extent_size", "zone", "domain", "allow", "blocks", "certificate", "source", "list"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +144,14 @@ def certificates(traits: Mapping[str, Traits], now: float) -> list[ClusterWarnin
         )
         for stage, names in sorted(stages.items())
     ]
+
+
+def sources(traits: Mapping[str, Traits]) -> list[ClusterWarning]:
+    """Return a warning for the nodes whose source fails."""
+    if not (failing := [name for name, its in traits.items() if its.source == "fails"]):
+        return []
+    text = f"the source fails at {_named(failing)}: requests hang, or are refused; look at their route and credentials"
+    return [ClusterWarning("source", "", text)]
 
 
 def certificate_stage(ends: int, now: float) -> int | None:

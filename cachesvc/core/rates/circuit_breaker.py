@@ -41,6 +41,11 @@ class CircuitBreaker:
         """True if what it guards counts as down."""
         return self._interval_s > 0
 
+    @property
+    def failing(self) -> bool:
+        """True if the last call failed."""
+        return self._failures > 0
+
     def down_s(self, now: float) -> float:
         """Seconds since the first of the failures while it is open; else 0."""
         return now - self._since if self.open else 0.0

@@ -30,7 +30,7 @@ from cachesvc.core.errors import CacheError
 from cachesvc.core.model import ExtentId
 from cachesvc.core.placement.directory import SOURCE, Answer
 from cachesvc.core.placement.roster import PROTOCOL_VERSION, Greeting, Roster
-from cachesvc.core.placement.traits import ClusterWarning, Traits, certificates, differences
+from cachesvc.core.placement.traits import ClusterWarning, Traits, certificates, differences, sources
 from cachesvc.core.placement.view import View
 from cachesvc.daemon.access.tls import Certificates, server_credentials
 from cachesvc.daemon.blocks.client import BlockClient
@@ -296,7 +296,7 @@ class Agent:
         present = [row for row in rows if row.state == "present"]
         traits = {row.name: row.traits for row in present}
         found = differences(self._greeting.name, traits, {row.name: row.zone for row in present})
-        found += certificates(traits, time.time())
+        found += certificates(traits, time.time()) + sources(traits)
         if trouble := self._members.trouble:
             state = "the last one holds" if self._members.list_read else "this node is alone"
             found.append(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from cachesvc.core.placement.directory import SOURCE
 from cachesvc.core.placement.peer_health import REQUESTS_TRIP, THROTTLES_S, PlacesHealth
 from cachesvc.core.placement.place_search import Verdict
+from cachesvc.core.placement.traits import Traits, sources
 from cachesvc.core.rates.circuit_breaker import PEER_TRIP
 
 BROKEN = Verdict("b", failure="refused", unreachable=True)
@@ -175,7 +176,11 @@ def test_the_state_of_a_source_follows_its_answers() -> None:
 
 
 def test_a_source_that_hangs_for_this_node_alone_fails() -> None:
-    health, answered = failing(Verdict(SOURCE, failure="late")), (100, 0, 0)
-    assert health.source(*answered, 0.0) == "fails"
+    health, answered, late = PlacesHealth(), (100, 0, 0), Verdict(SOURCE, failure="late")
+    for state in ("slow", "slow", "fails"):
+        health.judge(late, 0.0)
+        assert health.source(*answered, 0.0) == state
+    (warning,) = sources({"a": Traits(source="works"), "b": Traits(source=state)})
+    assert "the source fails at b" in warning.text
     health.judge(Verdict(SOURCE, 64 << 20, 0.5), 1.0)
     assert health.source(*answered, 1.0) == "works"
