@@ -39,7 +39,7 @@ READ_AHEAD = 4
 
 
 class _Filled(NamedTuple):
-    """The end of a fill: the holes of the extent, and the digest of its bytes."""
+    """The end of a fill: the holes of the extent, and the digest of its bytes, b"" for a copy of a local file."""
 
     holes: str
     content: bytes
@@ -231,7 +231,8 @@ class DirectGrants:
             self._closing.wait(self._take(extent.stored_bytes))
             self._check_open()
         holes = self._fill(extent, fd)
-        return _Filled(holes, checksums_of(fd, 0, extent.size_bytes).content)
+        # A run's digest reads local files when it is asked for; a remote source would have to send the bytes again.
+        return _Filled(holes, b"" if of_file else checksums_of(fd, 0, extent.size_bytes).content)
 
     def _check_open(self) -> None:
         if self._closing.is_set():
