@@ -66,9 +66,13 @@ class Bench:
     def cluster(self, nodes: int, ram: int, **more: Any) -> Iterator[Cluster]:
         """A new cluster whose nodes can reach each other."""
         root = self.root / f"cluster{next(self.numbers)}"
-        with Cluster(root, nodes, ram, server=self.server, options=self.options, **more) as cluster:
+        with Cluster(root, nodes, ram, server=self.server, options=self._options, **more) as cluster:
             cluster.wait_settled()
             yield cluster
+
+    def _options(self, cluster: Cluster, node: Node) -> list[str]:
+        """Without comparisons of extents from peers with the source, whose bytes would count as fetched twice."""
+        return [*self.options(cluster, node), "--compare-peers", "0"]
 
     @property
     def size_bytes(self) -> int:

@@ -81,7 +81,10 @@ def order(
         low, high = run.slots_of(rank, world)
         if keys:
             for key in keys:
-                _print(run, (taken for taken in run.steps_with(key) if low <= taken.slot < high), json)
+                found = [taken for taken in run.steps_with(key) if low <= taken.slot < high]
+                if not found:
+                    output.print_notes([f"no step had the sample {key}"], json)
+                _print(run, found, json)
             return 0
         assert steps is not None, "one of the two was given"
         if steps.stop > run.state.data_step:

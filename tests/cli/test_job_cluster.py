@@ -112,6 +112,7 @@ def left(home: Path) -> list[str]:
 KNOWN = ("bin", ".cachesvc-jobs")
 
 
+@pytest.mark.slow
 def test_the_nodes_of_a_job_fetch_once_and_leave_nothing(job: Path) -> None:
     with fake_s3() as server:
         bucket(server)

@@ -28,6 +28,7 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
         yield found
 
 
+@pytest.mark.slow
 def test_a_dry_run_tells_size_fit_and_cost_and_a_run_prepares_each_sample_once(
     daemon: Daemon, tmp_path: Path, capsys: Any
 ) -> None:

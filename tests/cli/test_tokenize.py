@@ -21,6 +21,7 @@ def arguments(tmp_path: Path, direct: None) -> list[str]:
     return [str(tmp_path / "src"), str(tmp_path / "dst"), "--tokenizer", str(tokenizer), "--processes", "1"]
 
 
+@pytest.mark.slow
 def test_shards_are_written_and_counted(arguments: list[str], capsys: Any) -> None:
     assert run(["tokenize", *arguments, "--eos", "<end>", "--json"]) == 0
     row = json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -174,6 +174,7 @@ def test_wrong_credentials_in_the_daemon_are_not_allowed(
             open_dataset(uri, **RECORDS)
 
 
+@pytest.mark.slow
 def test_a_dataset_that_does_not_fit_fails_prefetch_and_streams_to_a_trainer(
     through: Place, capfd: Any
 ) -> None:

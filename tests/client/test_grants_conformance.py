@@ -18,6 +18,7 @@ from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.protocol import Granted, Grants, Refused
 from cachesvc.core.errors import CacheError, DaemonUnavailable, DeadlineExceeded, NotFound, SourceUnavailable
 from cachesvc.core.model import DatasetId, Extent
+from cachesvc.system.fill_target import OnBytes
 from loader.reading.direct.direct_grants import DirectGrants
 from testbed import WAIT_S
 from testbed.node import Daemon
@@ -47,10 +48,10 @@ class Fills:
         return DirectGrants(self.catalog.extent, *self._sources)
 
     @property
-    def _sources(self) -> tuple[Callable[[Extent, int], str], Callable[[int], float], int]:
+    def _sources(self) -> tuple[Callable[[Extent, int, OnBytes], str], Callable[[int], float], int]:
         return self._fill, lambda _: 0.0, ROOM * EXTENT
 
-    def _fill(self, extent: Extent, fd: int) -> str:
+    def _fill(self, extent: Extent, fd: int, passing: OnBytes) -> str:
         wait_until(lambda: not self.stalled)
         if self.failing:
             raise SourceUnavailable("the source is busy; try again")

@@ -76,6 +76,7 @@ def reads_right(daemon: Daemon, dataset: DatasetId, data: bytes) -> None:
     grants.close()
 
 
+@pytest.mark.slow
 def test_killed_fillers_cost_retries_only(tmp_path: Path, daemon: Daemon, data: bytes) -> None:
     dataset = opened(daemon, tmp_path)
     for pid in children(daemon.pid):

@@ -100,6 +100,7 @@ def check(stores: list[Store]) -> None:
     assert [store.payers for store in stores] == [{""}, {"requester"}, {""}, set()]
 
 
+@pytest.mark.slow
 def test_the_daemon_reads_each_prefix_as_its_section_says(
     tmp_path: Path, stores: list[Store], environment: dict[str, str]
 ) -> None:

@@ -19,6 +19,7 @@ OBJECTS, ROWS = 16, 250
 MIB = 1 << 20
 
 
+@pytest.mark.slow
 def test_a_shuffled_epoch_fetches_no_object_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(0)
     files = {}

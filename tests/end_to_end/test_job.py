@@ -244,6 +244,7 @@ def test_the_first_batch_waits_for_its_window_only(
         node.proxy.hang_up()
 
 
+@pytest.mark.slow
 def test_tar_shards_are_indexed_while_they_are_filled(tmp_path: Path, node: Node) -> None:
     wanted = datasets.tar_shards(tmp_path, shards=3, per_shard=40, size_bytes=30_000)
     shards = {path.name: path.read_bytes() for path in tmp_path.glob("*.tar")}

@@ -169,6 +169,7 @@ def test_states_of_the_previous_release_are_finished_and_the_other_way_is_right_
         assert resumed[name] == ours[name][2] or resumed[name].startswith(f"{StateMismatch.__name__}: "), name
 
 
+@pytest.mark.slow
 def test_a_directory_of_the_previous_release_is_adopted_without_a_read_of_the_source(
     previous: Path, data: Path, tmp_path: Path
 ) -> None:

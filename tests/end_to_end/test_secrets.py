@@ -123,7 +123,8 @@ def test_a_bucket_with_a_user_is_refused_without_naming_the_user(monkeypatch: py
     assert "***@bkt" in str(caught.value)
 
 
-@pytest.mark.parametrize("works", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.slow
+@pytest.mark.parametrize("works", [True, False])
 def test_no_output_shows_a_secret(
     tmp_path: Path,
     s3_server: SeaweedFS,

@@ -80,9 +80,8 @@ def test_the_daemon_hits_as_often_as_the_simulated_node(
         assert epoch.of_bound == pytest.approx(epoch.hit_rate / epoch.bound)
 
 
-@pytest.mark.parametrize(
-    ("share", "least", "most"), [pytest.param("0", 0.0, 0.6, marks=pytest.mark.slow), ("0.2", 0.9, 1.0)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("share", "least", "most"), [("0", 0.0, 0.6), ("0.2", 0.9, 1.0)])
 def test_extents_read_again_without_a_plan_stay_beside_a_job_that_streams(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: str, least: float, most: float
 ) -> None:

@@ -18,6 +18,7 @@ from cachesvc.core.records.dataset_state import SMALL_SAMPLE_BYTES
 from cachesvc.core.stalls import StallReport
 from cachesvc.sources.fetch import Fetcher, encode_missing
 from cachesvc.sources.open import Sources, SourceSettings
+from cachesvc.system.fill_target import OnBytes
 from loader.reading.direct.direct_grants import DIRECT_BYTES, DirectGrants
 from loader.reading.direct.shared_rate import direct_rate
 from loader.reading.thrash_warning import working_set_bytes
@@ -52,10 +53,10 @@ def direct_access(catalog: Catalog) -> Access:
     settings = SourceSettings(metadata_directory=Path(home) / "metadata", sections=own_sections())
     sources, own = Sources(settings), threading.local()
 
-    def fill(extent: Extent, fd: int) -> str:
+    def fill(extent: Extent, fd: int, passing: OnBytes) -> str:
         if not hasattr(own, "fetcher"):
             own.fetcher = Fetcher(sources, DIRECT_THREADS)  # a fetcher serves one thread
-        return encode_missing(own.fetcher.fetch(extent, fd))
+        return encode_missing(own.fetcher.fetch(extent, fd, passing))
 
     grants = DirectGrants(catalog.extent, fill, direct_rate(home).take)
 

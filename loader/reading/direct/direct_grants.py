@@ -27,9 +27,10 @@ from cachesvc.core.errors import (
 from cachesvc.core.model import Extent, ObjectVersion, Piece
 from cachesvc.sources.files import etag_of
 from cachesvc.sources.uri import local_path
+from cachesvc.system.fill_target import OnBytes, ignore_bytes
 from cachesvc.system.fork_hooks import abandon_in_children
 from cachesvc.system.huge_pages import SIZE_SEALS
-from cachesvc.tiers.checksum import checksums_of
+from cachesvc.tiers.checksum import StreamedChecksums
 from cachesvc.tiers.tier import translated
 
 DIRECT_BYTES = 2 << 30
@@ -39,7 +40,7 @@ READ_AHEAD = 4
 
 
 class _Filled(NamedTuple):
-    """The end of a fill: the holes of the extent, and the digest of its bytes."""
+    """The end of a fill: the holes of the extent, and the digest of its bytes, b"" for a copy of a local file."""
 
     holes: str
     content: bytes
@@ -69,12 +70,13 @@ class DirectGrants:
     def __init__(
         self,
         extent_of: Callable[[int], Extent],
-        fill: Callable[[Extent, int], str],
+        fill: Callable[[Extent, int, OnBytes], str],
         take: Callable[[int], float],
         fill_bytes: int = DIRECT_BYTES,
     ) -> None:
-        """`fill(extent, descriptor)` writes an extent's bytes and returns its holes, or raises a typed error.
-        `take(bytes)` returns the seconds to wait before so many are fetched, other than from local files."""
+        """`fill(extent, descriptor, passing)` writes an extent's bytes, calls `passing(at, data)` with what it has written,
+        and returns the extent's holes, or raises a typed error. `take(bytes)` returns the seconds to wait before so many
+        are fetched, other than from local files."""
         self._extent_of, self._fill, self._take = extent_of, fill, take
         self._budgets = {False: fill_bytes, True: 0}
         """Bytes by `_Copy.of_file`, as in `_used`."""
@@ -227,11 +229,13 @@ class DirectGrants:
 
     def _run(self, extent: Extent, fd: int, of_file: bool) -> _Filled:
         self._check_open()
-        if not of_file:
-            self._closing.wait(self._take(extent.stored_bytes))
-            self._check_open()
-        holes = self._fill(extent, fd)
-        return _Filled(holes, checksums_of(fd, 0, extent.size_bytes).content)
+        if of_file:  # a run's digest reads the file when it is asked for
+            return _Filled(self._fill(extent, fd, ignore_bytes), b"")
+        self._closing.wait(self._take(extent.stored_bytes))
+        self._check_open()
+        passing = StreamedChecksums(extent.size_bytes)
+        holes = self._fill(extent, fd, passing.add)
+        return _Filled(holes, passing.checksums(fd).content)
 
     def _check_open(self) -> None:
         if self._closing.is_set():

@@ -220,7 +220,7 @@ ROWS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("compression", [None, "zstd"])
+@pytest.mark.parametrize("compression", [None, pytest.param("zstd", marks=pytest.mark.slow)])
 def test_chunks_of_arrow_are_rows(
     tmp_path: Path, compression: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

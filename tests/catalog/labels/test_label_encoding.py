@@ -190,7 +190,7 @@ def regression(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("way", ["direct", "daemon"])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_targets_are_collated_as_a_hand_written_dataset_has_them(
     regression: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, workers: int
 ) -> None:

@@ -62,20 +62,16 @@ def another_job(data: Path, how: str) -> Iterator[None]:
         job.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tier", "how", "restarted"),
     [
         ("nvme", "reading", False),
-        *(
-            pytest.param(*each, marks=pytest.mark.slow)
-            for each in (
-                ("ram", "at rest", True),
-                ("ram", "at rest", False),
-                ("ram", "reading", False),
-                ("nvme", "at rest", False),
-                ("nvme", "at rest", True),
-            )
-        ),
+        ("ram", "at rest", True),
+        ("ram", "at rest", False),
+        ("ram", "reading", False),
+        ("nvme", "at rest", False),
+        ("nvme", "at rest", True),
     ],
 )
 def test_a_job_that_holds_the_whole_cache_gives_another_its_share(

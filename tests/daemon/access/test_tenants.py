@@ -343,10 +343,11 @@ def refused(attempt: Callable[[], object]) -> bool:
     return False
 
 
+@pytest.mark.slow
 @as_root
 @pytest.mark.parametrize(
     ("quota", "most"),
-    [("", 8), ("--quota=user=256KiB", 4), pytest.param("--quota=user=1GiB", 16, marks=pytest.mark.slow)],
+    [("", 8), ("--quota=user=256KiB", 4), ("--quota=user=1GiB", 16)],
 )
 def test_who_says_to_hold_what_it_never_had_takes_no_more_than_its_part(
     data: Path, tmp_path: Path, quota: str, most: int

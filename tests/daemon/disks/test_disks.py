@@ -307,6 +307,7 @@ def test_verify_reports_a_missing_file_as_corrupt_or_unreadable(
         assert "unreadable" in [event.kind for event in found.control.events(0)]
 
 
+@pytest.mark.slow
 def test_two_daemons_over_one_state_directory_lose_no_pin(tmp_path: Path, data: bytes) -> None:
     count = 12
     for number in range(2 * count):

@@ -182,6 +182,7 @@ def test_a_crash_an_adoption_and_an_upgrade_are_recorded(tmp_path: Path) -> None
         ]
 
 
+@pytest.mark.slow
 def test_nodes_that_come_and_go_are_recorded(tmp_path: Path) -> None:
     names = [f"127.0.0.1:{two_ports()}" for _ in range(2)]
     given = [

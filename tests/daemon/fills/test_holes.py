@@ -248,6 +248,7 @@ def test_only_unreadable_local_files_are_bad_samples(files: Path, workers: int) 
     data.close()
 
 
+@pytest.mark.slow
 @as_root
 def test_only_a_local_file_without_permission_is_a_bad_sample(files: Path) -> None:
     for folder in (files, *files.parents):
@@ -363,6 +364,7 @@ def test_copies_with_holes_are_neither_handed_over_nor_lent(
         later.close()
 
 
+@pytest.mark.slow
 def test_a_prefetch_reports_missing_objects_and_retries_later(
     store: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,6 +60,7 @@ def copies(node: Path) -> list[Path]:
     return sorted(path for path in (node / "nvme").rglob("?" * 32 + ".*"))
 
 
+@pytest.mark.slow
 def test_extents_of_a_peer_are_not_read_from_the_source(tmp_path: Path) -> None:
     nodes, (metrics, own) = Nodes(tmp_path), (f"127.0.0.1:{port}" for port in free_ports(2))
     with nodes.node("a", "--metrics", metrics) as other, nodes.node("b", "--metrics", own) as node:

@@ -58,6 +58,7 @@ def test_a_member_whose_requests_hang_holds_up_the_others_once(tmp_path: Path) -
         assert bytes_from_source(sick) == 0
 
 
+@pytest.mark.slow
 def test_a_member_that_may_not_read_the_source_reads_through_one_that_has_the_dataset_open(
     tmp_path: Path,
 ) -> None:

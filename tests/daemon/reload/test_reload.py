@@ -165,6 +165,7 @@ def test_a_wrong_file_changes_nothing_and_says_so(
     daemon.open(1)
 
 
+@pytest.mark.slow
 def test_a_signal_to_the_service_and_the_verb_reload_at_once(
     daemon: Configured, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -231,6 +231,7 @@ def test_an_object_that_was_overwritten_is_never_mixed_and_its_new_tag_is_known(
     assert (found["Body"].read(), found["ETag"]) == (b"c" * 10, newer)
 
 
+@pytest.mark.slow
 def test_an_object_that_changes_while_it_is_sent_ends_early(
     client: Any, tree: tuple[str, dict[str, bytes]], s3_server: SeaweedFS
 ) -> None:

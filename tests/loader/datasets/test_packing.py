@@ -64,6 +64,7 @@ def per_sample(batch: dict[str, Any], name: str) -> list[bytes]:
     return [row.tobytes() for row in rows]
 
 
+@pytest.mark.slow
 def test_a_packed_filtered_mixture_is_the_same_at_any_scale_and_after_resumes(root: Path) -> None:
     def make() -> Mixture:
         return three_packed(root)

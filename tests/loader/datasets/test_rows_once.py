@@ -211,6 +211,7 @@ def name_of(kind: str) -> str:
     return "".join(filter(str.isalnum, kind))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_row_is_read_as_written_from_a_bucket_through_a_daemon(
     monkeypatch: pytest.MonkeyPatch, s3_server: SeaweedFS, node: Daemon, kind: str

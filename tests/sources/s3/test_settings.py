@@ -152,6 +152,7 @@ def test_a_helper_that_fails_at_a_refresh_is_waited_for(server: FakeS3, tmp_path
     source.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", ["helper", pytest.param("bundle", marks=pytest.mark.slow)])
 def test_wrong_settings_keep_cached_extents(
     server: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str

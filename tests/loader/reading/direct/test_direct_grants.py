@@ -15,6 +15,8 @@ from cachesvc.catalog.catalog import Catalog
 from cachesvc.client.protocol import Granted, Refused
 from cachesvc.core.errors import CacheError, SourceUnavailable, TierFailed
 from cachesvc.core.model import Extent
+from cachesvc.system.fill_target import OnBytes
+from cachesvc.tiers.checksum import checksums_of
 from loader.reading.direct.direct_grants import DirectGrants
 from testbed import WAIT_S
 from testbed.node import open_files
@@ -26,12 +28,14 @@ SIZE = 8192
 TIMEOUT_S = 10.0
 
 
-def write(extent: Extent, fd: int) -> str:
+def write(extent: Extent, fd: int, passing: OnBytes) -> str:
     os.pwrite(fd, extent_bytes(extent), 0)
     return ""
 
 
-def filled(catalog: Catalog, extents: int, fill: Callable[[Extent, int], str] = write) -> DirectGrants:
+def filled(
+    catalog: Catalog, extents: int, fill: Callable[[Extent, int, OnBytes], str] = write
+) -> DirectGrants:
     """Direct grants with room for so many extents."""
     return DirectGrants(lambda index: encoded(catalog.extent(index)), fill, lambda _: 0.0, extents * SIZE)
 
@@ -54,9 +58,9 @@ def taken(grants: DirectGrants, extents: Sequence[int]) -> dict[int, str]:
 def test_fills_stay_within_their_budget_and_make_way_for_those_ahead(catalog: Catalog) -> None:
     begun: set[bytes] = set()
 
-    def fill(extent: Extent, fd: int) -> str:
+    def fill(extent: Extent, fd: int, passing: OnBytes) -> str:
         begun.add(extent.id)
-        return write(extent, fd)
+        return write(extent, fd, passing)
 
     before, held_before = descriptors(), held()
     direct = filled(catalog, 3, fill)
@@ -75,7 +79,7 @@ def test_fills_stay_within_their_budget_and_make_way_for_those_ahead(catalog: Ca
 
 
 def test_too_many_open_files_are_a_typed_error_and_keep_nothing_leased(catalog: Catalog) -> None:
-    grants = filled(catalog, 4, lambda extent, fd: "")
+    grants = filled(catalog, 4, lambda extent, fd, passing: "")
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = os.dup(0)
     os.close(free)
@@ -109,7 +113,7 @@ def test_too_many_open_files_are_a_typed_error_and_keep_nothing_leased(catalog: 
 def test_a_failing_request_releases_no_lease_of_another(catalog: Catalog) -> None:
     slow, left = threading.Event(), [1]
 
-    def fill(extent: Extent, fd: int) -> str:
+    def fill(extent: Extent, fd: int, passing: OnBytes) -> str:
         if extent.id == catalog.extent(1).id:
             slow.wait(WAIT_S)
         elif left[0]:
@@ -156,6 +160,23 @@ def test_room_for_copies_of_files_is_made_by_the_reader(catalog: Catalog) -> Non
     grants.close()
 
 
+def test_only_what_a_source_sent_is_digested(catalog: Catalog) -> None:
+    fetched = filled(catalog, 2)
+    (granted,) = fetched.acquire([0], TIMEOUT_S)
+    assert isinstance(granted, Granted)
+    assert granted.content == checksums_of(granted.fd, 0, SIZE).content
+    os.close(granted.fd)
+    fetched.close()
+    copies = DirectGrants(catalog.extent, write, lambda _: 0.0)
+    copies.follow([0], 2 * SIZE)
+    wait_until(lambda: taken(copies, [0]) == {0: "direct"})
+    (copied,) = copies.acquire([0], TIMEOUT_S)
+    assert isinstance(copied, Granted)
+    assert copied.content == b"", "a digest takes longer than a copy"
+    os.close(copied.fd)
+    copies.close()
+
+
 def test_close_ends_a_wait_for_a_fill(catalog: Catalog) -> None:
     begun = threading.Event()
 
@@ -176,7 +197,7 @@ def test_a_fill_may_close_its_own_grants(catalog: Catalog) -> None:
     """A thread that fills may be the one that collects a dropped dataset as garbage."""
     before, closed = held(), threading.Event()
 
-    def fill(extent: Extent, fd: int) -> str:
+    def fill(extent: Extent, fd: int, passing: OnBytes) -> str:
         grants.close()
         closed.set()
         return ""
