@@ -68,6 +68,8 @@ class Hangs:
     without: list[list[float]]
     with_hangs: list[list[float]]
     hedges: list[int]
+    source_mb_s: list[float]
+    """How fast the source gave the first window, by run."""
 
     @property
     def beyond_s(self) -> float:
@@ -85,7 +87,7 @@ class Hangs:
         met = "yes" if self.met else "NO"
         beyond = f"{self.beyond_s * 1e3:+.1f} ms (<= {SLACK_S * 1e3:.0f})"
         return [
-            ("without", *_cells(self.without), "", "", ""),
+            (f"without ({statistics.median(self.source_mb_s):.1f} MB/s)", *_cells(self.without), "", "", ""),
             ("with", *_cells(self.with_hangs), f"{statistics.median(self.hedges):.0f}", beyond, met),
         ]
 
@@ -112,6 +114,7 @@ class FirstBatches:
         """Return the cells of a table's row."""
         ours, opened, get = map(statistics.median, (self.ours_s, self.opened_s, self.get_s))
         return (
+            "unshuffled, extents of 64 MiB",
             f"{ours:.2f} s, {opened:.2f} s of it to open",
             f"{get:.2f} s",
             f"{self.beyond_s:.2f} s",
@@ -123,11 +126,13 @@ class FirstBatches:
 def measure(s3: SeaweedFS, root: Path) -> Hangs:
     """Run the job with and without hangs in turn."""
     _upload(s3, "hangs", STEPS, BATCH_BYTES)
-    found = Hangs([], [], [])
+    found = Hangs([], [], [], [])
     for _ in range(RUNS):
-        found.without.append(_run(s3, root, 0)[0])
+        waits, _ = _run(s3, root, 0)
+        found.source_mb_s.append(WINDOW_STEPS * BATCH_BYTES / waits[0] / 1e6)
+        found.without.append(waits[WINDOW_STEPS:])
         waits, hedges = _run(s3, root, HANG_EVERY)
-        found.with_hangs.append(waits)
+        found.with_hangs.append(waits[WINDOW_STEPS:])
         found.hedges.append(hedges)
     return found
 
@@ -164,7 +169,7 @@ def _run(s3: SeaweedFS, root: Path, hang_every: int) -> tuple[list[float], int]:
             waits = _job(daemon, _JOB, "s3://bench/hangs/", str(STEP_S), str(WINDOW_STEPS * BATCH_BYTES))
             with Control(daemon.socket_dir) as control:
                 hedges = control.status().sources.hedges
-    return waits[WINDOW_STEPS:], hedges
+    return waits, hedges
 
 
 def _job(daemon: Daemon, script: str, *arguments: str) -> list[float]:

@@ -25,6 +25,8 @@ from typing import Literal
 PIPE_BYTES = 1 << 20
 MAX_HEAD_BYTES = 64 << 10
 STALL_LIMIT_S = 60.0
+BURST_S = 0.05
+"""So much of the shared rate may be caught up on, since a busy machine serves connections late."""
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.I)
 _RANGE = re.compile(rb"\r\nrange: *([^\r]+)", re.I)
 _CHUNKED = re.compile(rb"\r\ntransfer-encoding: *chunked", re.I)
@@ -248,7 +250,7 @@ class Proxy:
         """Take a turn of so many bytes in the shared rate. Return how long to wait for its end."""
         with self._lock:
             now = time.monotonic()
-            self._free_at = max(self._free_at, now - 0.002) + size / self.shared_rate
+            self._free_at = max(self._free_at, now - BURST_S) + size / self.shared_rate
             return self._free_at - now
 
     def count_request(self, method: str, path: str, span: str) -> None:
@@ -378,7 +380,7 @@ class _Exchange:
                 self._copy(self.server, self.client, part)
                 left -= part
                 if self.proxy.shared_rate:
-                    self.proxy.pause(self.proxy.turn_s(part))
+                    self.proxy.pause(max(0.0, self.proxy.turn_s(part)))
                     continue
                 now = time.monotonic()
                 self.free_at = max(self.free_at, now - 0.002) + part / rate

@@ -9,6 +9,9 @@ Over extents that are resident, or fit no tier that works, a plan goes `window_b
 event never walks a whole plan. Neither does it go further over the extents of the next epoch, which follow its rows. A
 plan that is not scheduled yet, or whose cursor has left a backlog behind, starts no fill. Its readers' demands fetch the
 extents that they need.
+
+A plan begins with the extents of its first step. While they come, it fetches no other large extent: all together would
+share the source's bandwidth, and the first batch would wait for all.
 """
 
 from __future__ import annotations
@@ -26,6 +29,10 @@ from cachesvc.core.tiering.policy import Requester
 
 FEED_LIMIT = 64
 """Rows examined in one event: well under a millisecond, so that grants never wait for a long plan."""
+
+
+LARGE_BYTES = 16 << 20
+"""An extent of this size is read by several connections. Smaller ones are fetched side by side from the beginning."""
 
 
 class Lookahead:
@@ -74,6 +81,8 @@ class Lookahead:
                 self._plans.enter(plan, entry)
             else:
                 kind = user, entry.made_from is not None  # which wait for different slots
+                if entry.size_bytes >= LARGE_BYTES and self._plans.begins(plan):
+                    continue
                 if kind in waiting or not (
                     self._may_fetch(plan, entry, reader_waits) and self._fill(plan, entry)
                 ):

@@ -21,7 +21,7 @@ import heapq
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, takewhile
 
 import numpy as np
 
@@ -137,6 +137,15 @@ class Plans:
             plan.behind = next(work, work) is not work
             if plan.behind:
                 self._work.begin((WorkKind.PASS, plan.number), work)
+
+    def begins(self, plan: PlanState) -> bool:
+        """Return whether extents of a plan's first step are on their way, and its next row is of a later step."""
+        first = plan.rows[0][1]
+        if plan.passed > first or plan.row(plan.next)[1] == first:
+            return False
+        rows = takewhile(lambda row: row[1] == first, plan.rows[:FIRST_ROWS])
+        entries = (self._copies.entries.get(extent) for extent, _, _ in rows)
+        return any(entry is not None and entry.filling() and not entry.ready for entry in entries)
 
     def enter(self, plan: PlanState, entry: CacheEntry) -> None:
         """Enter a plan's next row, which protects its extent from here on."""

@@ -22,7 +22,7 @@ from cachesvc.core.events import (
     Released,
     Tick,
 )
-from cachesvc.core.lookahead.lookahead import FEED_LIMIT
+from cachesvc.core.lookahead.lookahead import FEED_LIMIT, LARGE_BYTES
 from cachesvc.core.lookahead.order_windows import IDLE_S
 from cachesvc.core.model import RAM, ExtentId
 from cachesvc.core.tiering.policy import SMALL_FILLS
@@ -318,6 +318,15 @@ def test_the_end_of_an_epoch_copies_the_first_window_of_the_next_one_from_nvme()
         carry_out(node, Passed(1, step))
     carry_out(node, Planned(1, 1, ((B, 0, 9), (A, 0, 9), *rows[2:])))
     assert [node.where(each) for each in (A, B)] == [RAM, RAM]
+
+
+def test_large_extents_come_after_those_of_the_first_step() -> None:
+    node = node_of(ram=10 * LARGE_BYTES // SIZE)
+    tell(node, DatasetDeclared(1, DATASET, tuple((each, LARGE_BYTES) for each in (A, B, C, D))))
+    rows = ((A, 0, 9), (B, 0, 9), (C, 10, 19), (D, 20, 29))
+    assert tell(node, Planned(1, 1, rows)) == [StartFill(A, RAM), StartFill(B, RAM)]
+    assert fill(node, A) == []
+    assert fill(node, B) == [StartFill(C, RAM), StartFill(D, RAM)]
 
 
 def test_two_plans_that_have_ended_an_epoch_both_fetch_the_next_one() -> None:
