@@ -16,7 +16,7 @@ import numpy as np
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
-from bench import cold, cores, decoding, latency, pauses, transfer, waits, warm
+from bench import cold, cores, decoding, hangs, latency, pauses, transfer, waits, warm
 from bench.storage import disk, fills, nvme
 from cachesvc.catalog.options import Options
 from testbed.node import Daemon
@@ -285,6 +285,21 @@ def _pauses(_: SeaweedFS, root: Path) -> tuple[Table, bool]:
     return table, all(row.met for row in rows)
 
 
+def _hangs(s3: SeaweedFS, root: Path) -> tuple[Table, bool]:
+    row = hangs.measure(s3, root / "hangs")
+    table = Table("one GET in a hundred hangs for 5 s", *hangs.COLUMNS)
+    for cells in row.rows():
+        table.add_row(*cells)
+    return table, row.met
+
+
+def _first(s3: SeaweedFS, root: Path) -> tuple[Table, bool]:
+    found = hangs.first_batches(s3, root / "first")
+    table = Table("first batch of a cold job", "ours", "one GET", "beyond it", "asked", "met")
+    table.add_row(*found.cells())
+    return table, found.met
+
+
 def _waits(_: SeaweedFS, root: Path) -> tuple[Table, bool]:
     rows = waits.measure(root / "waits")
     table = Table("a slow sample in twenty, of the ideal", "ours", "torch's DataLoader", "asked", "met")
@@ -296,8 +311,9 @@ def _waits(_: SeaweedFS, root: Path) -> tuple[Table, bool]:
 PARTS: dict[str, Callable[[SeaweedFS, Path], tuple[RenderableType, bool]]] = {
     **{"warm": _warm, "decode": _decode, "cold": _cold, "latency": _latency, "nvme": _nvme, "disk": _disk},
     **{"fills": _fills, "transfer": _transfer, "pauses": _pauses, "waits": _waits},
+    **{"hangs": _hangs, "first": _first},
 }
-GOALS = {"disk"}
+GOALS = {"disk", "hangs", "first"}
 """Parts whose limits are goals: a host of two cores does not reach all of them."""
 
 if __name__ == "__main__":

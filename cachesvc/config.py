@@ -6,12 +6,14 @@ import grp
 import os
 import pwd
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from urllib.parse import quote
 
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import EXTENT_BYTES
+from cachesvc.core.rates.hedge_budget import HEDGE_SHARE
 from cachesvc.system.footprint import default_fillers, footprint_bytes, largest_ram_bytes, work_bytes
 
 _UNITS = {"": 1, "b": 1}
@@ -60,6 +62,10 @@ S3_UNPLANNED_SHARE = 0.1
 """The default with an S3 endpoint, whose readers have no plans."""
 
 
+REQUEST_PAYER = "AWS_REQUEST_PAYER"
+"""A variable as GDAL has it, since botocore has none."""
+
+
 @dataclass(frozen=True, slots=True)
 class NvmeSpec:
     """One cache directory: a budget in bytes, or a share of its disk (0 < share <= 1)."""
@@ -100,6 +106,20 @@ class SourceSection:
     """A mounted folder that holds the same objects, which are read there."""
 
 
+def section_of(uri: str, sections: Sequence[SourceSection]) -> SourceSection:
+    """Return the section with the longest prefix, or one of the URI's scheme and host that says nothing."""
+    found = [each for each in sections if f"{uri}/".startswith(each.prefix)]
+    if found:
+        return max(found, key=lambda each: len(each.prefix))
+    scheme, mark, rest = uri.partition("://")
+    return SourceSection(f"{scheme}://{rest.partition('/')[0]}" if mark else "")
+
+
+def requester_pays(section: SourceSection) -> bool:
+    """Return whether requests are sent as ones that their sender pays for."""
+    return section.requester_pays or os.environ.get(REQUEST_PAYER, "").lower() == "requester"
+
+
 @dataclass(frozen=True, slots=True)
 class Tls:
     """PEM files for TCP ports; clients must present a certificate that `ca` signed."""
@@ -132,6 +152,8 @@ class ClusterSettings:
     """The name in the certificate of all members; "": each has one for its own host."""
     compared_share: float | None = None
     """The part of the extents from other nodes that is compared with the source; None: 1 % by all nodes together."""
+    share_prepared: bool = False
+    """Nodes give each other what a user prepared, to the same user. A uid is one person on all of them."""
     drain_on_stop_s: float = 0.0
     """How long a daemon that stops hands on what it alone holds, before it leaves for good; 0: it says goodbye only."""
 
@@ -183,6 +205,8 @@ class Settings:
     """Connections of one filler. Objects of 110 KB with 20 ms a request need tens in flight."""
     preparing: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     """Prepared extents that processes of jobs make at once, each with one core."""
+    hedge_share: float = HEDGE_SHARE
+    """The bytes that late reads ask of sources a second time, as a part of all; 0: none."""
     scrub_rate: int = 32 << 20
     """Bytes per second that the scrub reads: 1 % of one NVMe disk, a terabyte in nine hours. 0: no scrub."""
     unplanned_share: float = 0.0
@@ -236,6 +260,11 @@ def size_text(size_bytes: int) -> str:
     return f"{size_bytes:,} bytes"
 
 
+def percent_text(share: float) -> str:
+    """Return a share as a person types it: `2%`."""
+    return f"{share * 100:g}%"
+
+
 def parse_nvme(text: str) -> NvmeSpec:
     """Parse `DIR=SIZE` or `DIR=80%`, each perhaps with `,mounted`. Raises InvalidInput."""
     path, _, given = text.rpartition("=")
@@ -257,7 +286,7 @@ def parse_nvme(text: str) -> NvmeSpec:
 
 def nvme_text(spec: NvmeSpec) -> str:
     """Return a cache directory as it is typed: `DIR=64GiB`, `DIR=80%,mounted`."""
-    budget = f"{spec.share * 100:g}%" if spec.share else f"{spec.size_bytes}"
+    budget = percent_text(spec.share) if spec.share else f"{spec.size_bytes}"
     return f"{spec.path}={budget}{',mounted' if spec.mounted else ''}"
 
 

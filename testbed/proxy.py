@@ -25,6 +25,8 @@ from typing import Literal
 PIPE_BYTES = 1 << 20
 MAX_HEAD_BYTES = 64 << 10
 STALL_LIMIT_S = 60.0
+BURST_S = 0.05
+"""So much of the shared rate may be caught up on, since a busy machine serves connections late."""
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.I)
 _RANGE = re.compile(rb"\r\nrange: *([^\r]+)", re.I)
 _CHUNKED = re.compile(rb"\r\ntransfer-encoding: *chunked", re.I)
@@ -118,6 +120,8 @@ class Proxy:
     `rate` limits the bytes per second of each connection (0: no limit). `delay_s` is added to each request. Tests
     append to `faults`; a GET uses up the first that matches. `gets_per_s` limits GETs of objects (0: no limit) with
     bursts of a tenth of a second. A GET beyond it gets 503 SlowDown, or 429 with Retry-After where `retry_after_s` is set.
+    `shared_rate` limits the bytes per second of all connections together. Each GET of an object whose number is a multiple
+    of `hang_every` (0: none) waits for `hang_s`.
     """
 
     def __init__(
@@ -135,7 +139,9 @@ class Proxy:
         self.rate = rate
         self.gets_per_s = gets_per_s
         self.retry_after_s: int | None = None
+        self.shared_rate, self.hang_every, self.hang_s = 0.0, 0, 0.0
         self._allowed = (0.0, 0.0)
+        self._object_gets, self._free_at = 0, 0.0
         self.faults: list[Fault] = []
         self.counts = Counts()
         self._lock = threading.Lock()
@@ -232,6 +238,21 @@ class Proxy:
             self.counts.gets.append((now, passes))
             return not passes
 
+    def hangs(self, method: str, path: str) -> bool:
+        """True when this GET is to wait."""
+        if not self.hang_every or method != "GET" or "list-type" in path:
+            return False
+        with self._lock:
+            self._object_gets += 1
+            return self._object_gets % self.hang_every == 0
+
+    def turn_s(self, size: int) -> float:
+        """Take a turn of so many bytes in the shared rate. Return how long to wait for its end."""
+        with self._lock:
+            now = time.monotonic()
+            self._free_at = max(self._free_at, now - BURST_S) + size / self.shared_rate
+            return self._free_at - now
+
     def count_request(self, method: str, path: str, span: str) -> None:
         with self._lock:
             self.counts.requests += 1
@@ -277,6 +298,8 @@ class _Exchange:
     def _answer(self, method: bytes, path: str, head: bytes) -> bytes:
         """Pass a request and its answer, or refuse it. Returns the answer's head, empty for a refusal."""
         fault = self.proxy.take_fault(method.decode(), path)
+        if self.proxy.hangs(method.decode(), path):
+            fault = Fault("slow", after_s=self.proxy.hang_s)
         if self.proxy.refuses(method.decode(), path):
             fault = Fault("status", code="SlowDown")
             if (wait_s := self.proxy.retry_after_s) is not None:
@@ -345,8 +368,8 @@ class _Exchange:
     def _paced(self, size: int) -> None:
         """Pass body bytes to the client no faster than the rate. Bytes are counted before they are sent, so that a
         client that has them also sees them counted."""
-        rate, step = self.proxy.rate, 256 << 10
-        if not rate:
+        rate, step = self.proxy.rate, (32 << 10) if self.proxy.shared_rate else (256 << 10)
+        if not rate and not self.proxy.shared_rate:
             self.proxy.count_bytes(size)
             self._copy(self.server, self.client, size)
         else:
@@ -356,6 +379,9 @@ class _Exchange:
                 self.proxy.count_bytes(part)
                 self._copy(self.server, self.client, part)
                 left -= part
+                if self.proxy.shared_rate:
+                    self.proxy.pause(max(0.0, self.proxy.turn_s(part)))
+                    continue
                 now = time.monotonic()
                 self.free_at = max(self.free_at, now - 0.002) + part / rate
                 if self.free_at - now > 0.001:
@@ -402,13 +428,19 @@ def _main() -> None:
     """Serve until SIGTERM; print the endpoint first."""
     parser = argparse.ArgumentParser(prog="python -m testbed.proxy")
     parser.add_argument("--target", required=True)
-    for name in ("--delay-ms", "--rate-mb", "--gets-per-s"):
+    for name in ("--delay-ms", "--rate-mb", "--gets-per-s", "--shared-rate-mb", "--hang-s"):
         parser.add_argument(name, type=float, default=0.0)
+    parser.add_argument("--hang-every", type=int, default=0)
     parser.add_argument("--retry-after-s", type=int)
     chosen = parser.parse_args()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     found = Proxy(chosen.target, chosen.delay_ms / 1000, chosen.rate_mb * 1e6, gets_per_s=chosen.gets_per_s)
     found.retry_after_s = chosen.retry_after_s
+    found.shared_rate, found.hang_every, found.hang_s = (
+        chosen.shared_rate_mb * 1e6,
+        chosen.hang_every,
+        chosen.hang_s,
+    )
     with found:
         print(found.endpoint, flush=True)
         signal.sigwait({signal.SIGTERM})

@@ -21,10 +21,10 @@ from cachesvc.catalog.column_file import write_columns
 from cachesvc.catalog.columns import Array, Ints, TextColumn
 from cachesvc.catalog.layout import PreparedField, table_bytes
 from cachesvc.core.errors import InvalidInput
-from cachesvc.core.model import EXTENT_BYTES, HUGE_BYTES, MAX_EXTENTS, DatasetId, ExtentId
+from cachesvc.core.model import EXTENT_BYTES, HUGE_BYTES, MAX_EXTENTS, PREPARED_MARK, DatasetId, ExtentId
 
 FORMAT = "prepared"
-RECORDS = 2
+RECORDS = 3
 """Counts up with the form of records, so that records of another form are not read."""
 MAX_TEXT = 4096
 """Characters of a recipe's texts."""
@@ -213,6 +213,8 @@ def _runs(source: Catalog, samples: int) -> tuple[Ints, Ints]:
 def _ids(dataset: DatasetId, count: int) -> list[ExtentId]:
     prefix = bytes.fromhex(dataset)
     return [
-        ExtentId(hashlib.blake2b(prefix + index.to_bytes(8, "little"), digest_size=16).digest())
+        ExtentId(
+            hashlib.blake2b(prefix + index.to_bytes(8, "little"), digest_size=12).digest() + PREPARED_MARK
+        )
         for index in range(count)
     ]

@@ -12,7 +12,7 @@ import click
 from cachesvc import config as settings_tree
 from cachesvc.cli import config_file, output
 from cachesvc.cli.serve import serve, settings_of
-from cachesvc.config import Settings, nvme_text, size_text
+from cachesvc.config import Settings, nvme_text, percent_text, size_text
 from cachesvc.config_files import source_text
 
 _ARGUMENTS = click.argument("given", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF SERVE]...")
@@ -114,6 +114,7 @@ def _values(found: Settings, context: click.Context) -> dict[str, object]:
         "s3-writes": list(found.s3_writes),
         "quota": quotas,
         "source": [source_text(section) for section in found.source],
+        "hedge": percent_text(found.hedge_share),
         "stale-if-error": f"{found.stale_if_error_s:g}s",
         "log-format": found.log_format,
         "log": found.log,
@@ -128,6 +129,7 @@ def _values(found: Settings, context: click.Context) -> dict[str, object]:
             "rejoin-grace": member.rejoin_grace_s,
             "cluster-wait": member.wait_s,
             "peer-bandwidth": _size(member.bytes_per_s),
+            "share-prepared": member.share_prepared,
             "drain-on-stop": f"{member.drain_on_stop_s:g}s",
             "compare-peers": "" if member.compared_share is None else member.compared_share,
             "tls-name": member.tls_name,

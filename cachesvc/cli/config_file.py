@@ -101,6 +101,10 @@ def _checked(option: click.Option, value: object, context: click.Context) -> obj
 
 def _text(value: object, option: click.Option) -> str:
     """Return a value as it is typed on the command line."""
+    if option.is_flag:
+        if not isinstance(value, bool):
+            raise InvalidInput(f"{value!r} is neither true nor false")
+        return str(value).lower()
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if number and option.type.name == "octal":
         raise InvalidInput('write a file mode as text: "660"')
@@ -133,6 +137,8 @@ def _property(option: click.Option) -> dict[str, Any]:
             "additionalProperties": False,
         }
         one = {"anyOf": [{"type": "string"}, one]}
+    if option.is_flag:
+        one = {"type": "boolean"}
     if isinstance(option.type, click.Choice):
         one = {"enum": list(option.type.choices)}
     about = {"description": option.help or ""}

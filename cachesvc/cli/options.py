@@ -95,6 +95,14 @@ def _memory(text: str) -> int:
     return int(allowed_bytes() * float(part) / 100)
 
 
+def _percent(text: str) -> float:
+    """The share of `2%`, or 0 of `0`."""
+    match = re.fullmatch(r"\s*([0-9]{1,3}(?:\.[0-9]{1,9})?)\s*(%?)\s*", text)
+    if match is None or float(match[1]) > 100 or (not match[2] and float(match[1])):
+        raise InvalidInput(f"{text!r} is no part; write it as 2%, or 0 for none")
+    return float(match[1]) / 100
+
+
 def _names(text: str) -> tuple[str, ...]:
     """The names of `NAME,...`."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
@@ -102,6 +110,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 RAM = Parsed("size", _memory)
 SIZE, NVME = Parsed("size", _size), Parsed("dir=size", config.parse_nvme)
+PERCENT = Parsed("percent", _percent)
 QUOTA = Parsed("name=size", config.parse_quota)
 SOURCE = Parsed("source", parse_source)
 OCTAL, ADDRESS, DURATION = (
@@ -355,6 +364,12 @@ cluster_settings = _together(
         metavar="PART",
         help="Part of the extents from other nodes, 0 to 1, that is fetched from the source too and compared; 0: none."
         "  [default: 0.01, divided by the number of other nodes]",
+    ),
+    setting(
+        "--share-prepared",
+        is_flag=True,
+        default=None,
+        help="Give what a user prepared to the same uid on other nodes that have this option, and read it from them.",
     ),
     setting(
         "--drain-on-stop",

@@ -28,6 +28,7 @@ _OF_CLUSTER = {
     "cluster_wait": "wait_s",
     "peer_bandwidth": "bytes_per_s",
     "compare_peers": "compared_share",
+    "share_prepared": "share_prepared",
     "drain_on_stop": "drain_on_stop_s",
     "tls_name": "tls_name",
 }
@@ -42,7 +43,7 @@ GROUPS = {
         "unplanned_share",
         "preparing",
     ),
-    "Data and users": ("allow", "quota", "source", "stale_if_error"),
+    "Data and users": ("allow", "quota", "source", "hedge", "stale_if_error"),
     "Clients": (
         "socket",
         "socket_mode",
@@ -63,6 +64,7 @@ DEFAULTS: dict[str, Callable[..., str]] = {
     "fillers": str,
     "scrub_rate": config.size_text,
     "unplanned_share": "{:g}".format,
+    "hedge": config.percent_text,
     "socket_mode": "{:o}".format,
     "log_format": str,
 }
@@ -158,6 +160,12 @@ class ServeCommand(config_file.ConfiguredCommand):
     help="Read objects below a prefix with an endpoint, region, profile, payer, rate or path of their own; repeatable.",
 )
 @options.setting(
+    "--hedge",
+    type=options.PERCENT,
+    metavar="PERCENT",
+    help="Bytes that late requests may ask of sources a second time, as a part of all; 0: none.",
+)
+@options.setting(
     "--stale-if-error",
     type=options.DURATION,
     metavar="TIME",
@@ -213,7 +221,7 @@ def _check_s3(address: str) -> None:
             raise InvalidInput(f"--s3 {address} is the daemon's own source ({name}): choose another port")
 
 
-_NAMES = {"stale_if_error": "stale_if_error_s", "s3_fresh": "s3_fresh_s"}
+_NAMES = {"hedge": "hedge_share", "stale_if_error": "stale_if_error_s", "s3_fresh": "s3_fresh_s"}
 """Names of settings, where they differ from the option's."""
 
 
@@ -272,6 +280,6 @@ def _with_default(name: str, text: str) -> str:
     """Add the default of a setting, which is written in `config.Settings` alone."""
     if name not in DEFAULTS or "[default" in text:
         return text
-    field = next(each for each in fields(config.Settings) if each.name == name)
+    field = next(each for each in fields(config.Settings) if each.name == _NAMES.get(name, name))
     value = field.default_factory() if callable(field.default_factory) else field.default
     return f"{text}  [default: {DEFAULTS[name](value)}]"

@@ -7,22 +7,40 @@ An executor owes an event (`events.py`) for each command that starts work: `Fill
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import TypeAlias
 
 from cachesvc.core.model import Counted, ExtentId, ReaderId, Stay, TierName
+
+
+class Need(IntEnum):
+    """What waits for a fill. Of late requests those for a lower need are sent again first, and of one need those of the
+    fill that began first, since fills begin in the order of plans."""
+
+    READER = 0
+    PLAN = 1
+    NONE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class StartFill:
     """Fill an extent into a tier, where its bytes are reserved, from `from_tier`, or from the source where that is None.
     With a `preparer`, that process makes the bytes. `size_bytes`: what to reserve for an extent of an uneven dataset; 0:
-    its size in the catalog."""
+    its size in the catalog. `need`: what waits for it as it begins."""
 
     extent: ExtentId
     tier: TierName
     from_tier: TierName | None = None
     preparer: ReaderId | None = None
     size_bytes: int = 0
+    need: Need = field(default=Need.NONE, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class FindCopy:
+    """Find out whether another node has a complete copy of a prepared extent. The answer is `CopyFound`."""
+
+    extent: ExtentId
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,4 +105,4 @@ class Verify:
     tier: TierName
 
 
-Command: TypeAlias = StartFill | Grant | Recall | Refuse | Fail | Evict | Verify
+Command: TypeAlias = StartFill | FindCopy | Grant | Recall | Refuse | Fail | Evict | Verify

@@ -363,6 +363,14 @@ class PreparerJoined(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class CopyFound(Event):
+    """Another node has a complete copy of a prepared extent, or none has. Answers `FindCopy`."""
+
+    extent: ExtentId
+    found: bool
+
+
+@dataclass(frozen=True, slots=True)
 class PreparerStalled(Event):
     """A preparer makes no progress, and gets no work until it joins again. Comes before the `FillFailed` of its fill."""
 

@@ -11,6 +11,9 @@ from typing import Literal, NewType, TypeAlias
 ExtentId = NewType("ExtentId", bytes)
 """128-bit digest of an extent's pieces: changed data has another id."""
 
+PREPARED_MARK = b"prep"
+"""The end of the ids of prepared extents. So a node knows them where it has not opened their dataset."""
+
 SourceExtent: TypeAlias = tuple[ExtentId, int]
 """The extent from whose samples a prepared extent is made, and its size in bytes."""
 
@@ -43,6 +46,11 @@ DEFAULT_WINDOW_BYTES = 256 << 20
 """What a loader shuffles together unless told otherwise: four extents of 64 MiB mix well, and the first batch waits for no
 more than this."""
 """A huge page: bytes that begin at a multiple of it in the address space and in memory can be mapped as one."""
+
+
+def is_prepared(extent: ExtentId) -> bool:
+    """Return whether an extent holds prepared samples, which are one user's."""
+    return extent.endswith(PREPARED_MARK)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from cachesvc.config import GRANTS_SOCKET, Settings, most_callers, most_in_ram, 
 from cachesvc.core import commands
 from cachesvc.core.model import RAM
 from cachesvc.core.node.node import Node
+from cachesvc.core.placement.place_search import Hedges
 from cachesvc.core.tiering.policy import NodeSettings
 from cachesvc.daemon.access.path_lookups import Lookups
 from cachesvc.daemon.access.quotas import Quotas
@@ -133,6 +134,7 @@ class Composition:
             scrub_bytes_per_s=settings.scrub_rate,
             unplanned_share=settings.unplanned_share,
             preparing=settings.preparing,
+            share_prepared=settings.cluster is not None and settings.cluster.share_prepared,
         )
         node = Node(specs, core)
         self._datasets.claimed, self._datasets.used = partial(is_claimed, node), partial(in_use, node)
@@ -155,7 +157,7 @@ class Composition:
             ram, least_bytes, memory, self._lane("memory"), time.monotonic, runner.handle
         )
         self._ending.callback(self._pressure.close)
-        self._holes, shared = HoleRecords(time.monotonic), SharedFills()
+        self._holes, shared = HoleRecords(time.monotonic), SharedFills(Hedges(self._fillers.hedges))
         self._preparers = Preparers(runner.handle, time.monotonic)
         self._checks = Checks(
             node, tiers, threads.openers, self._fillers, runner.handle, lambda tier: self._watch.suspect(tier)
@@ -185,7 +187,8 @@ class Composition:
                 lambda: self._fillers.source_requests.throttled,
             )
             self._weight_bytes = weight_bytes(self._settings, self._openings, node.policy.tiers)
-            lending = Lending(node, self._checks, shared, self._holes, self._sent.maker_of)
+            sharing = self._settings.cluster.share_prepared
+            lending = Lending(node, self._checks, shared, self._holes, self._sent.maker_of, sharing)
             self._cluster = ClusterLink(
                 self._settings,
                 self._weight_bytes,
@@ -236,6 +239,7 @@ class Composition:
             commands.Fail: self._grants.fail,
             commands.Evict: self._fills.evict,
             commands.Verify: checks.scrub,
+            **({commands.FindCopy: self._cluster.find_copy} if self._cluster else {}),
         }
         reactions = DiskReactions(
             runner, threads, self._budgets, self._fillers, self._fills, checks, granting, self._holes

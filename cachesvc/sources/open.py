@@ -10,14 +10,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from cachesvc.config import SourceSection
+from cachesvc.config import SourceSection, requester_pays, section_of
 from cachesvc.core.errors import SourceUnavailable, fault_of_node
 from cachesvc.core.limits import OPEN_S
 from cachesvc.core.model import ObjectVersion
+from cachesvc.core.rates.hedge_budget import HEDGE_SHARE
 from cachesvc.sources.files import FilesSource
 from cachesvc.sources.limited_calls import SharedCalls
 from cachesvc.sources.metadata import EXPIRY_S, CachedMetadata
-from cachesvc.sources.paces import Paces
+from cachesvc.sources.paces import Paces, SharedHedges
 from cachesvc.sources.resilient import Resilience, Resilient, SourceCounters
 from cachesvc.sources.source import Checker, OnReceived, Source, ignore_received
 from cachesvc.sources.uri import expanded
@@ -68,7 +69,8 @@ class SourceSettings:
 
     `roots`: real paths that files must lie under (`Allowlist.roots`); empty allows all. `metadata_directory`: where
     listings and HEADs are cached; None caches none. `paces`: the descriptor of `Paces` that this process inherits; -1 for
-    none. `sections`: how objects below some prefixes are read.
+    none. `hedge_share`: the bytes that may be asked for twice, as a part of all. `sections`: how objects below some
+    prefixes are read.
     """
 
     resilience: Resilience = field(default_factory=Resilience)
@@ -76,11 +78,17 @@ class SourceSettings:
     metadata_directory: Path | None = None
     metadata_expiry_s: float = EXPIRY_S
     paces: int = -1
+    hedge_share: float = HEDGE_SHARE
     sections: tuple[SourceSection, ...] = ()
 
 
 def _opened(
-    uri: str, section: SourceSection, settings: SourceSettings, calls: CallWatch | None, paces: Paces
+    uri: str,
+    section: SourceSection,
+    settings: SourceSettings,
+    calls: CallWatch | None,
+    paces: Paces,
+    hedges: SharedHedges,
 ) -> tuple[Resilient, str]:
     """Open the source of all URIs below the prefix of a section, with retries and counters.
 
@@ -89,7 +97,7 @@ def _opened(
     """
     scheme, mark, _ = uri.partition("://")
     backend: Source
-    endpoint = ""
+    endpoint, resilience = "", settings.resilience
     watch = calls or CallWatch()
     if section.path:
         root = os.path.realpath(section.path)
@@ -104,6 +112,8 @@ def _opened(
 
         backend = storage = open_s3(section)
         endpoint = storage.endpoint
+        if requester_pays(section):
+            resilience = replace(resilience, hedge=False)
     elif scheme in ("http", "https"):
         from cachesvc.sources.web.files import WebSource
 
@@ -119,7 +129,7 @@ def _opened(
         backend = open_fsspec(uri)
     pace = paces(section.prefix, section.requests_per_s or math.inf)
     bytes_pace = paces(f"bytes of {section.prefix}", section.bytes_per_s) if section.bytes_per_s else None
-    return Resilient(backend, settings.resilience, pace=pace, bytes_pace=bytes_pace), endpoint
+    return Resilient(backend, resilience, pace=pace, bytes_pace=bytes_pace, hedges=hedges), endpoint
 
 
 def _with_cached_metadata(
@@ -139,6 +149,7 @@ class Sources:
         self, settings: SourceSettings, calls: CallWatch | None = None, open_s: float = OPEN_S
     ) -> None:
         self._settings, self._calls, self._paces = settings, calls, Paces(settings.paces)
+        self._hedges = self._paces.hedges(settings.hedge_share)
         self._open_s = open_s
         self._opened: dict[str, tuple[Resilient, Source]] = {}
         self._opening = SharedCalls[tuple[Resilient, Source]]("open")
@@ -167,7 +178,7 @@ class Sources:
     def _at(self, uri: str) -> tuple[Resilient, Source]:
         """Return the reader and the source of a URI. Foreign code runs on a thread of its own and under no lock: a
         credential helper that hangs delays only the places that it is asked for."""
-        section = self._section(uri)
+        section = section_of(uri, self._settings.sections)
         place = section.prefix
         if place in self._opened:
             return self._opened[place]
@@ -177,18 +188,10 @@ class Sources:
         finally:
             self._opening.forget(place, opening)
 
-    def _section(self, uri: str) -> SourceSection:
-        """Return the section with the longest prefix, or one of the URI's scheme and host that says nothing."""
-        found = [each for each in self._settings.sections if f"{uri}/".startswith(each.prefix)]
-        if found:
-            return max(found, key=lambda each: len(each.prefix))
-        scheme, mark, rest = uri.partition("://")
-        return SourceSection(f"{scheme}://{rest.partition('/')[0]}" if mark else "")
-
     def _open(self, uri: str, section: SourceSection) -> tuple[Resilient, Source]:
         place = section.prefix
         if place not in self._opened:  # a call that began just before this one may have opened it
-            reader, endpoint = _opened(uri, section, self._settings, self._calls, self._paces)
+            reader, endpoint = _opened(uri, section, self._settings, self._calls, self._paces, self._hedges)
             self._readers.append(reader)
             self._opened[place] = reader, _with_cached_metadata(reader, endpoint, section, self._settings)
         return self._opened[place]

@@ -1,7 +1,7 @@
-"""Request rates of sources that throttle, shared by the processes of one daemon.
+"""Request rates of sources that throttle, and the budget of hedges, shared by the processes of one daemon.
 
 A process with a rate of its own would learn of the others from refusals alone, and a source without burst capacity would be
-used by half. The rates lie in a memfd that the processes inherit and lock, so no process serves them, and a process that
+used by half. They lie in a memfd that the processes inherit and lock, so no process serves them, and a process that
 dies holds no lock. All processes read the same machine's clock.
 """
 
@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from io import FileIO
 
 from cachesvc.core.rates.backoff import Pace
+from cachesvc.core.rates.hedge_budget import HEDGE_SHARE, MAX_CLAIMS, HedgeBudget
 
 PLACES = 64
 """The most sources of one daemon that share a rate. Further ones have a rate of their own in each process."""
@@ -25,12 +26,16 @@ _NAME_BYTES = 16
 RATE_POLL_S = 1.0
 """How often a call that waits for its turn in the rate polls how fast the queue moves."""
 _STATE = struct.Struct(f"<{_NAME_BYTES}s{len(Pace().numbers())}d")
+_HEDGES_AT, _HEDGES, _CLAIM = PLACES * _STATE.size, struct.Struct("<dq"), struct.Struct("<qdd")
+_HEDGES_BYTES = _HEDGES.size + MAX_CLAIMS * _CLAIM.size
+_EARNED_BYTES = 1 << 20
+"""So many received bytes are added to the shared budget at once."""
 
 
 def new_paces() -> FileIO:
     """Make an empty file for `Paces`; the caller closes it."""
     file = FileIO(os.memfd_create("paces", os.MFD_CLOEXEC), "r+")
-    file.truncate(PLACES * _STATE.size)
+    file.truncate(_HEDGES_AT + _HEDGES_BYTES)
     return file
 
 
@@ -72,6 +77,64 @@ class SharedPace:
             sleep(min(wait_s, RATE_POLL_S))
 
 
+class SharedHedges:
+    """The `HedgeBudget` of the processes that have the same file; without a file, this process's own. Thread-safe."""
+
+    def __init__(self, share: float = HEDGE_SHARE, file: int = -1) -> None:
+        """`share`: the bytes that may be asked for twice, as a part of those that sources send; 0: none."""
+        self.share, self._file = share, file
+        self._lock, self._process = threading.Lock(), os.getpid()
+        self._own = HedgeBudget()
+        self._unsaid_bytes = 0
+
+    def earn(self, received_bytes: int) -> None:
+        """Count bytes that a source sent."""
+        with self._lock:
+            self._unsaid_bytes += received_bytes
+            say = self._unsaid_bytes >= _EARNED_BYTES
+        if say:
+            self.fits(0)
+
+    def fits(self, size_bytes: int) -> bool:
+        """Return whether so many bytes are left."""
+        if not self.share:
+            return False
+        with self._held() as budget:
+            return budget.fits(size_bytes)
+
+    def spend(self, size_bytes: int) -> None:
+        """Take bytes out of the budget; negative: put them back."""
+        if self.share:
+            with self._held() as budget:
+                budget.spend(size_bytes)
+
+    def take(self, rank: float, size_bytes: int, now: float) -> bool:
+        """Take the bytes for a read. See `HedgeBudget.take`."""
+        if not self.share:
+            return False
+        with self._held() as budget:
+            return budget.take(self._process, rank, size_bytes, now)
+
+    @contextmanager
+    def _held(self) -> Iterator[HedgeBudget]:
+        with self._lock:
+            received_bytes, self._unsaid_bytes = self._unsaid_bytes, 0
+            if self._file < 0:
+                self._own.earn(received_bytes, self.share)
+                yield self._own
+                return
+            with _locked(self._file, _HEDGES_AT, _HEDGES_BYTES):
+                raw = os.pread(self._file, _HEDGES_BYTES, _HEDGES_AT)
+                left_bytes, count = _HEDGES.unpack_from(raw)
+                claims = _CLAIM.iter_unpack(raw[_HEDGES.size : _HEDGES.size + count * _CLAIM.size])
+                budget = HedgeBudget(left_bytes, {process: (rank, until) for process, rank, until in claims})
+                budget.earn(received_bytes, self.share)
+                yield budget
+                rows = [_CLAIM.pack(process, *claim) for process, claim in budget.claims.items()]
+                raw = _HEDGES.pack(budget.left_bytes, len(rows)) + b"".join(rows)
+                os.pwrite(self._file, raw, _HEDGES_AT)
+
+
 class Paces:
     """The paces in a file of `new_paces`; without one, paces of this process. POSIX locks belong to a process, so each
     process must have only one of these."""
@@ -84,6 +147,10 @@ class Paces:
         if self._file < 0 or (offset := self._offset_of(source)) is None:
             return SharedPace(most=most)
         return SharedPace(self._file, offset, most)
+
+    def hedges(self, share: float) -> SharedHedges:
+        """Return the budget of hedges. Call this once."""
+        return SharedHedges(share, self._file)
 
     def _offset_of(self, source: str) -> int | None:
         """Return the place of a source, which is taken at first; None where all are taken."""

@@ -9,6 +9,8 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
+from cachesvc.sources.hedging import needed
+
 POLL_S = 0.25
 """Between two looks, and between two tries to interrupt reads, which may be between two requests."""
 
@@ -22,9 +24,10 @@ class ReadWatch:
         wait_s: float = math.inf,
         give_up: Callable[[Collection[int]], None] = lambda threads: None,
         clock: Callable[[], float] = time.monotonic,
+        rank: float = 0.0,
     ) -> None:
-        """`wait_s`: how long the reads may bring nothing."""
-        self._wait_s, self._give_up, self._clock = wait_s, give_up, clock
+        """`wait_s`: how long the reads may bring nothing. `rank`: the lower, the sooner they are needed."""
+        self._wait_s, self._give_up, self._clock, self._rank = wait_s, give_up, clock, rank
         self._threads: set[int] = set()
         self._moved_at = clock()
         self._ended = threading.Event()
@@ -50,10 +53,12 @@ class ReadWatch:
         """Watch the reads that this thread makes in the body of the `with`."""
         thread = threading.get_ident()
         self._threads.add(thread)
+        needed.rank = self._rank
         try:
             yield
             self.moved()
         finally:
+            needed.rank = 0.0
             self._threads.discard(thread)
 
     def _run(self) -> None:

@@ -1,9 +1,10 @@
 """Decorator of a `Source`: retries with full jitter, a deadline, a rate that adapts to throttling, a circuit breaker for a
 source that is down, and hedged reads.
 
-Hedging: a read that takes longer than the tail of recent latencies is sent a second time, into a buffer of its own. The
-first of the two to finish wins. When that is the second, the first is interrupted, and the answer is copied over its buffer
-after it has returned, so a late loser never overwrites the winner's bytes.
+Hedging: a read that takes longer than the tail of recent latencies is sent a second time, into a buffer of its own, where
+the budget of the node allows it (`SharedHedges`), and not while the source throttles. The first of the two to finish wins.
+When that is the second, the first is interrupted, and the answer is copied over its buffer after it has returned, so a
+late loser never overwrites the winner's bytes.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from cachesvc.core.errors import CacheError, SourceUnavailable
 from cachesvc.core.histogram import Histogram
 from cachesvc.core.limits import REQUEST_S
 from cachesvc.core.model import ObjectVersion
-from cachesvc.core.rates.backoff import LatencyTail, backoff_s, hedge_allowed
+from cachesvc.core.rates.backoff import LATE_READ, LatencyTail, backoff_s
 from cachesvc.core.rates.circuit_breaker import CircuitBreaker
 from cachesvc.sources.hedging import Hedger, LateRead
-from cachesvc.sources.paces import RATE_POLL_S, SharedPace
+from cachesvc.sources.paces import RATE_POLL_S, SharedHedges, SharedPace
 from cachesvc.sources.source import Checker, OnReceived, Paged, Source, ignore_received
 
 log = logging.getLogger(__name__)
@@ -110,6 +111,7 @@ class Resilient:
         sleep: Callable[[float], None] = time.sleep,
         pace: SharedPace | None = None,
         bytes_pace: SharedPace | None = None,
+        hedges: SharedHedges | None = None,
     ) -> None:
         self._source, self._clock, self._chance, self._sleep = source, clock, chance, sleep
         self._resilience = resilience or Resilience()
@@ -124,7 +126,8 @@ class Resilient:
         self._waiting = 0
         """Calls without an answer so far."""
         self._latencies = LatencyTail()
-        self._hedger = Hedger(self._hedge, clock)
+        self._hedges = hedges or SharedHedges()
+        self._hedger = Hedger(self._may_hedge, self._hedge, clock)
         self._calling: set[int] = set()
         """Threads with a call under way; those in `_given_up` are to end it."""
         self._given_up: set[int] = set()
@@ -364,14 +367,16 @@ class Resilient:
         received_bytes = len(into)
         try:
             if tail_s is not None and isinstance(self._source, Interruptible):
-                received_bytes = self._raced(version, offset, into, received, started + tail_s)
+                received_bytes = self._raced(version, offset, into, received, started + LATE_READ * tail_s)
             else:
                 self._source.read_into(version, offset, into, received)
         except CacheError as error:
+            self._hedges.earn(error.received_bytes)
             with self._lock:
                 self.counters.bytes += error.received_bytes
                 self.counters.waits.observe(self._clock() - started)
             raise
+        self._hedges.earn(received_bytes)
         with self._lock:
             took_s = self._clock() - started
             self.counters.bytes += received_bytes
@@ -399,12 +404,22 @@ class Resilient:
             with self._lock:
                 read.running = False
 
+    def _may_hedge(self, read: LateRead) -> bool:
+        now = self._clock()
+        with self._pace.held() as pace:
+            limited = math.isfinite(pace.rate(now))
+        return not limited and self._hedges.take(read.rank, read.size, now)
+
     def _hedge(self, read: LateRead) -> None:
         """Send a late read a second time; runs in a hedging thread."""
+        if self._bytes_pace is not None:
+            self._bytes_pace.take(read.size, self._clock, self._sleep)
         with self._lock:
-            if not read.running or not hedge_allowed(self.counters.hedges, self.counters.requests):
-                return
-            self.counters.hedges += 1
+            wanted = read.running
+            self.counters.hedges += wanted
+        if not wanted:
+            self._hedges.spend(-read.size)
+            return
         answer = bytearray(read.size)
         try:
             self._source.read_into(read.version, read.offset, memoryview(answer))

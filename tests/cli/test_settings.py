@@ -41,7 +41,7 @@ def verbs() -> Iterator[tuple[str, click.Command]]:
 def test_serve_options_become_settings() -> None:
     budgets = "--ram 2GiB --nvme /a=10GB --nvme /b=80%,mounted --allow s3://x/ --allow /data"
     places = "--socket /run/x --state-dir /s --listen 127.0.0.1:9000 --metrics 127.0.0.1:9090"
-    others = "--extent-bytes 1MiB --socket-mode 660 --fillers 3 --log-format json --unplanned-share 0.05"
+    others = "--extent-bytes 1MiB --socket-mode 660 --fillers 3 --log-format json --unplanned-share 0.05 --hedge 3%"
     others += " --stale-if-error 90m"
     found = parsed(f"{budgets} {places} {others}".split())
     assert found.ram_bytes == 2 << 30
@@ -50,7 +50,12 @@ def test_serve_options_become_settings() -> None:
     assert (found.socket_dir, found.state_dir, found.listen) == ("/run/x", "/s", "127.0.0.1:9000")
     assert found.stale_if_error_s == 5400
     assert (found.metrics, found.extent_bytes, found.socket_mode) == ("127.0.0.1:9090", 1 << 20, 0o660)
-    assert (found.fillers, found.log_format, found.unplanned_share) == (3, "json", 0.05)
+    assert (found.fillers, found.log_format, found.unplanned_share, found.hedge_share) == (
+        3,
+        "json",
+        0.05,
+        0.03,
+    )
 
 
 @pytest.mark.parametrize(
@@ -127,6 +132,8 @@ def test_serve_takes_every_option_from_a_variable_too(monkeypatch: pytest.Monkey
         "--unplanned-share -0.1",
         "--unplanned-share nan",
         "--unplanned-share 5%",
+        "--hedge 0.02",
+        "--hedge 101%",
         "--ram 64MiB --unplanned-share 0.5",
         "--s3-writes s3://x/",
         "--s3 127.0.0.1:9000 --s3-writes /data",

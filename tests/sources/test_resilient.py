@@ -13,12 +13,10 @@ from hypothesis import strategies as st
 from cachesvc.core.errors import NotFound, SourceUnavailable
 from cachesvc.core.model import ObjectVersion
 from cachesvc.core.rates.backoff import (
-    HEDGE_SHARE,
     LATENCY_SAMPLES,
     LatencyTail,
     Pace,
     backoff_s,
-    hedge_allowed,
 )
 from cachesvc.core.rates.circuit_breaker import SOURCE_TRIP
 from cachesvc.sources.resilient import Resilience, Resilient
@@ -244,13 +242,6 @@ def test_a_tail_is_known_after_enough_samples_of_that_size_only() -> None:
     tail.add(1000, 63.0)
     assert tail.tail_s(1000) == 62.0
     assert tail.tail_s(1 << 20) is None
-
-
-@given(st.integers(0, 100_000))
-def test_hedges_stay_within_their_share(requests: int) -> None:
-    hedges = int(requests * HEDGE_SHARE)
-    assert not hedge_allowed(hedges + 1, requests)
-    assert hedge_allowed(0, requests) == (requests >= 1 / HEDGE_SHARE)
 
 
 class Hanging(FakeSource):

@@ -6,8 +6,12 @@ and not yet read (`order_windows.py`). They fetch it along a schedule (`schedule
 over the whole plan. A schedule delays no reader: while a reader waits for a fill, only room and slots limit its plans.
 
 Over extents that are resident, or fit no tier that works, a plan goes `window_bytes` ahead and no further, so that one
-event never walks a whole plan. A plan that is not scheduled yet, or whose cursor has left a backlog behind, starts no
-fill. Its readers' demands fetch the extents that they need.
+event never walks a whole plan. Neither does it go further over the extents of the next epoch, which follow its rows. A
+plan that is not scheduled yet, or whose cursor has left a backlog behind, starts no fill. Its readers' demands fetch the
+extents that they need.
+
+A plan begins with the extents of its first step. While they come, it fetches no other large extent: all together would
+share the source's bandwidth, and the first batch would wait for all.
 """
 
 from __future__ import annotations
@@ -25,6 +29,10 @@ from cachesvc.core.tiering.policy import Requester
 
 FEED_LIMIT = 64
 """Rows examined in one event: well under a millisecond, so that grants never wait for a long plan."""
+
+
+LARGE_BYTES = 16 << 20
+"""An extent of this size is read by several connections. Smaller ones are fetched side by side from the beginning."""
 
 
 class Lookahead:
@@ -63,7 +71,7 @@ class Lookahead:
             user = queue[0]
             queue.rotate(-1)
             plan = plans[heapq.heappop(users[user])[-1]]
-            extent, _, last_step = plan.rows[plan.next]
+            extent, _, last_step = plan.row(plan.next)
             entry = self._copies.entry(extent)
             if entry is None or last_step < plan.passed:
                 self._plans.skip(plan, extent)
@@ -73,10 +81,13 @@ class Lookahead:
                 self._plans.enter(plan, entry)
             else:
                 kind = user, entry.made_from is not None  # which wait for different slots
+                if entry.size_bytes >= LARGE_BYTES and self._plans.begins(plan):
+                    continue
                 if kind in waiting or not (
                     self._may_fetch(plan, entry, reader_waits) and self._fill(plan, entry)
                 ):
-                    waiting.add(kind)
+                    if not plan.in_next_epoch:  # nothing is less urgent
+                        waiting.add(kind)
                     continue
                 self._plans.enter(plan, entry)
             moved = True
@@ -87,10 +98,10 @@ class Lookahead:
     def _may_fetch(self, plan: PlanState, entry: CacheEntry, reader_waits: bool) -> bool:
         """Return whether an absent extent may be fetched now."""
         if not self._reserve.streams:
-            return True
+            return not plan.in_next_epoch or plan.entered_bytes < self._reserve.window_bytes
         if self._reserve.oversubscribed_by(plan.window.user):
             return self._policy.room_to_keep(entry)
-        schedule = None if reader_waits and plan.passed else plan.schedule
+        schedule = None if (reader_waits and plan.passed) or plan.in_next_epoch else plan.schedule
         if schedule is not None and not schedule.allows(plan.next, plan.passed):
             return False
         return self._has_room(plan.window, entry)
@@ -127,7 +138,7 @@ class Lookahead:
             self._reserve.ahead_of_nvme and not promotes
         ):  # the window is for small samples
             return True
-        if promotes and plan.rows[plan.next][1] <= plan.passed:
+        if promotes and plan.row(plan.next)[1] <= plan.passed:
             return True  # it is due: its reader has opened the file, and reads the window's samples there
         if self._copies.busy:
             return not promotes

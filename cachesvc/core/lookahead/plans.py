@@ -10,6 +10,9 @@ reader that connects anew in mid-epoch has another number and the same rows: its
 
 Where the data does not fit, what a plan reads side by side and how much of it is absent is measured, and the plan is
 scheduled (`schedule.py`), in steps between other events. Until that is done, the plan fetches nothing ahead.
+
+The first extents of the next epoch, where its order is known, follow the rows of a plan: they are entered once all rows
+are, and no cursor passes them. The plan of the next epoch, of the same number, takes them over.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import heapq
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, takewhile
 
 import numpy as np
 
@@ -38,6 +41,10 @@ MAX_BROKEN = 1024
 """Plans of an epoch that are remembered as broken off; the oldest are forgotten first."""
 MAX_STEP = 1 << 48
 """Larger steps count as this one: steps come from readers and may be any number."""
+NEXT_EPOCH = 1 << 64
+"""The step of the extents that follow a plan's rows. No reader can name it."""
+MAX_TAKEN_OVER = 256
+"""Extents of the next epoch that one plan fetches: its successor takes them over in one event."""
 
 
 class Plans:
@@ -58,14 +65,37 @@ class Plans:
     def begin(self, event: Planned) -> None:
         """Begin a plan, in place of an older one of the same number."""
         number, entries = event.plan, event.rows
+        former, taken = self.plans.get(number), list[CacheEntry]()
+        if former is not None:
+            taken = [self._copies.entries[each] for each in former.entered_of_next_epoch()]
+            for entry in taken:  # protected until the new plan has entered it
+                self._copies.need(entry)
         self.end(number)
         shared = self._windows.join(number, entries, event.user)
-        plan = self.plans[number] = PlanState(number, event.job, entries, shared, event.launch)
+        following = event.following[:MAX_TAKEN_OVER]
+        plan = self.plans[number] = PlanState(number, event.job, entries, shared, event.launch, following)
         self._launches[event.launch or number] += 1
         if (home := self._home(event)) is not None:
             plan.tally, plan.counted_before = self._join_epoch(event, home)
+        if former is not None and taken:
+            self._take_over(plan, former, taken)
         if entries and (self._policy.reserve.streams or self._policy.reserve.ahead_of_nvme):
             self._begin_pacing(plan, event.following)
+
+    def _take_over(self, plan: PlanState, former: PlanState, taken: Sequence[CacheEntry]) -> None:
+        """Enter the rows that the plan before has fetched. What it fetched ahead was not read, and is no hit."""
+        for entry, (extent, _, _) in zip(taken, plan.rows, strict=False):
+            if entry.id != extent:
+                break
+            for copy in entry.copies:
+                if copy.ahead_of is former.window.ahead:
+                    copy.ahead_of.remove(copy)
+                    plan.window.ahead.add(copy)
+                    entry.sourced_at = self._context.now
+            self.enter(plan, entry)
+        for entry in taken:
+            self._copies.end_need(entry)
+            self._copies.forget(entry)
 
     def end(self, number: int) -> None:
         """End a plan, and give up its entered rows."""
@@ -108,6 +138,15 @@ class Plans:
             if plan.behind:
                 self._work.begin((WorkKind.PASS, plan.number), work)
 
+    def begins(self, plan: PlanState) -> bool:
+        """Return whether extents of a plan's first step are on their way, and its next row is of a later step."""
+        first = plan.rows[0][1]
+        if plan.passed > first or plan.row(plan.next)[1] == first:
+            return False
+        rows = takewhile(lambda row: row[1] == first, plan.rows[:FIRST_ROWS])
+        entries = (self._copies.entries.get(extent) for extent, _, _ in rows)
+        return any(entry is not None and entry.filling() and not entry.ready for entry in entries)
+
     def enter(self, plan: PlanState, entry: CacheEntry) -> None:
         """Enter a plan's next row, which protects its extent from here on."""
         # kept extents are free: a schedule limits how far a plan goes over them
@@ -117,7 +156,8 @@ class Plans:
 
     def skip(self, plan: PlanState, extent: ExtentId) -> None:
         """Skip a plan's next row: it was consumed before a row that is not yet, or its extent is unknown."""
-        self._count(plan, extent, plan.rows[plan.next][2])
+        if not plan.in_next_epoch:
+            self._count(plan, extent, plan.rows[plan.next][2])
         plan.next += 1
 
     def _leave(self, plan: PlanState, extent: ExtentId, done: bool = False) -> None:
@@ -155,7 +195,7 @@ class Plans:
         while plan.entered:
             for _, index, _ in plan.entered[-step:]:
                 plan.entered.pop()
-                self._leave(plan, plan.rows[index][0])
+                self._leave(plan, plan.row(index)[0])
             yield
         self.ending.remove(plan)
         rows, plan.rows = list(plan.rows), ()
@@ -228,7 +268,7 @@ class Plans:
 def _leave_epoch(plan: PlanState) -> None:
     """Note a plan that has ended before its last row, while it still has its rows."""
     tally = plan.tally
-    if tally is None or (plan.exhausted and not plan.entered):
+    if tally is None or plan.passed_all:
         return
     while len(tally.broken) >= MAX_BROKEN:
         del tally.broken[next(iter(tally.broken))]
@@ -276,6 +316,8 @@ class PlanState:
     rows: tuple[tuple[ExtentId, int, int], ...]
     window: OrderWindow
     launch: int = 0
+    following: Sequence[ExtentId] = ()
+    """Extents of the next epoch, in order, which follow the rows."""
     tally: EpochTally | None = None
     counted_before: int = 0
     """The step before which its extents are counted in the epoch already: its reader connected anew."""
@@ -293,17 +335,38 @@ class PlanState:
 
     @property
     def exhausted(self) -> bool:
-        """Every row has been entered or skipped."""
+        """Every row, and what follows them, has been entered or skipped."""
+        return self.next >= len(self.rows) + len(self.following)
+
+    @property
+    def in_next_epoch(self) -> bool:
+        """Every row has been entered or skipped: the next extent, if any, is one of the next epoch."""
         return self.next >= len(self.rows)
+
+    @property
+    def passed_all(self) -> bool:
+        """The cursor has passed every row."""
+        return self.in_next_epoch and (not self.entered or self.entered[0][0] == NEXT_EPOCH)
 
     @property
     def urgency(self) -> tuple[int, int, int]:
         """The steps that remain until the next row is needed, then when the window last fetched, then the plan's number."""
-        return self.rows[self.next][1] - self.passed, self.window.served_at, self.number
+        return self.row(self.next)[1] - self.passed, self.window.served_at, self.number
+
+    def row(self, index: int) -> tuple[ExtentId, int, int]:
+        """A row, or one of an extent that follows them."""
+        if index < len(self.rows):
+            return self.rows[index]
+        return self.following[index - len(self.rows)], NEXT_EPOCH, NEXT_EPOCH
+
+    def entered_of_next_epoch(self) -> list[ExtentId]:
+        """The entered extents that follow the rows, in order."""
+        entered = sorted(index for _, index, _ in self.entered if index >= len(self.rows))
+        return [self.row(index)[0] for index in entered]
 
     def enter(self, size_bytes: int) -> None:
         """Enter the next row, which counts for `size_bytes`."""
-        heapq.heappush(self.entered, (self.rows[self.next][2], self.next, size_bytes))
+        heapq.heappush(self.entered, (self.row(self.next)[2], self.next, size_bytes))
         self.entered_bytes += size_bytes
         self.next += 1
 
@@ -312,7 +375,7 @@ class PlanState:
         while self.entered and self.entered[0][0] < self.passed:
             last_step, index, size_bytes = heapq.heappop(self.entered)
             self.entered_bytes -= size_bytes
-            yield self.rows[index][0], last_step
+            yield self.row(index)[0], last_step
 
     def skip_passed(self) -> Iterator[tuple[ExtentId, int]]:
         """Skip rows that were consumed before they were entered; the extent and last step of each."""

@@ -19,7 +19,7 @@ from cachesvc.core.node.scrub import Scrub
 from cachesvc.core.node.tier_outages import Outages
 from cachesvc.core.rates.backoff import backoff_s
 from cachesvc.core.records.copy_phases import Phase
-from cachesvc.core.records.residency import CacheEntry, Copy
+from cachesvc.core.records.residency import CacheEntry, Copy, Elsewhere
 from cachesvc.core.tiering.copies import Copies
 
 
@@ -45,6 +45,7 @@ class Completions:
         entry = copy.entry
         entry.attempts, entry.failed, entry.avoid = 0, False, None
         entry.wanted_by.clear()
+        entry.elsewhere = Elsewhere.UNKNOWN
         if event.size_bytes and entry.most_bytes:
             self._copies.resize(entry, event.size_bytes)
         self._copies.filled(copy, event.from_peer)
@@ -66,6 +67,11 @@ class Completions:
             self._copies.forget(entry)
         elif promotion and not entry.waiters:
             # the copy that it was filled from is gone meanwhile, and this fill was taken for its repair
+            self._prefetches.refill(entry)
+            self._copies.forget(entry)
+        elif entry.elsewhere is Elsewhere.YES:  # it is prepared here
+            entry.elsewhere = Elsewhere.NO
+            self._readers.ensure_fill(entry)
             self._prefetches.refill(entry)
             self._copies.forget(entry)
         else:

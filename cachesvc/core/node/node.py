@@ -96,6 +96,7 @@ class Node:
             ev.ViewChanged: self.keeping.view_changed,
             ev.PreparerJoined: self.preparers.joined,
             ev.PreparerStalled: self.preparers.stalled,
+            ev.CopyFound: starts.found,
         }
         """Events that always change what fills may start. Handlers of others call `mark_changed` where they do."""
         self._handlers: dict[type, Callable[[Any], None]] = self._changing | {

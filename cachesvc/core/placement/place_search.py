@@ -13,11 +13,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Protocol
 
 from cachesvc.core.limits import FILL_LATE_S
 from cachesvc.core.model import ExtentId
 from cachesvc.core.placement.directory import SOURCE
-from cachesvc.core.rates.backoff import HEDGE_SHARE, LatencyTail
+from cachesvc.core.rates.backoff import LatencyTail
+from cachesvc.core.rates.hedge_budget import HedgeBudget
 
 MAX_NODES = 4
 """Nodes that a fill reads from, one after the other, before it reads from the source."""
@@ -73,7 +75,7 @@ class Verdict:
 @dataclass(frozen=True, slots=True)
 class LateRead:
     """A read that was late. `filling`: its node was fetching the extent itself. `came_bytes`: what came of it. `throttled`:
-    the source refused a request of this node meanwhile."""
+    the source refused a request of this node meanwhile, or requests cost this node's user money."""
 
     now: float
     filling: bool = False
@@ -101,16 +103,27 @@ class FillTimes:
         return math.inf if self._latencies.tail_s(size_bytes) is None else self.late_s(size_bytes)
 
 
+class Budget(Protocol):
+    """A `HedgeBudget`, perhaps shared with others."""
+
+    def fits(self, size_bytes: int) -> bool:
+        """Return whether so many bytes are left."""
+        ...
+
+    def spend(self, size_bytes: int) -> None:
+        """Take bytes out of the budget."""
+        ...
+
+
 @dataclass(slots=True)
 class Hedges:
     """Decides whether a fill asks the source for an extent that a late node is fetching from there.
 
-    Bytes that come twice may be `HEDGE_SHARE` of all bytes. A node that has no byte at all costs none twice, where this
+    Bytes that come twice are of the node's budget of hedges. A node that has no byte at all costs none twice, where this
     node has bytes from the source at the same time. None is asked twice while the source gives this node nothing.
     """
 
-    _spent_bytes: int = 0
-    _fetched_bytes: int = 0
+    budget: Budget = field(default_factory=HedgeBudget)
     _reading: dict[ExtentId, float] = field(default_factory=dict)
     """The reads of the source under way, and when each began."""
     _gave_at: float = -math.inf
@@ -124,11 +137,10 @@ class Hedges:
         if extent in self._reading:
             self._gave_at = now
 
-    def ended(self, extent: ExtentId, size_bytes: int, now: float) -> None:
-        """Note the end of a read of the source; `size_bytes` is 0 where it failed."""
+    def ended(self, extent: ExtentId, gave: bool, now: float) -> None:
+        """Note the end of a read of the source, and whether it gave the extent."""
         self._reading.pop(extent, None)
-        self._fetched_bytes += size_bytes
-        if size_bytes:
+        if gave:
             self._gave_at = now
 
     def silent(self, now: float, late_s: float) -> bool:
@@ -141,12 +153,7 @@ class Hedges:
         """Return whether a fill may ask the source, `late_s` after it began to follow a node."""
         if self.silent(late.now, late_s):
             return False
-        fits = self._spent_bytes + size_bytes <= HEDGE_SHARE * self._fetched_bytes
-        return not late.came_bytes or (fits and not late.throttled)
-
-    def spend(self, size_bytes: int) -> None:
-        """Count an extent that is asked of the source although a node has bytes of it from there."""
-        self._spent_bytes += size_bytes
+        return not late.came_bytes or (self.budget.fits(size_bytes) and not late.throttled)
 
 
 class PlaceSearch:
@@ -178,7 +185,7 @@ class PlaceSearch:
     def begin(self, node: str) -> Patience:
         """Begin to read from a place. Return how long the read may take."""
         if node == SOURCE and self._came_bytes:
-            self._hedges.spend(self._size_bytes)
+            self._hedges.budget.spend(self._size_bytes)
         self._came_bytes = None
         if self.exhausted:
             return Patience()

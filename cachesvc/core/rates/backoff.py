@@ -1,4 +1,4 @@
-"""Decides when to retry, when to hedge and how fast to ask. Time and randomness are arguments."""
+"""Decides when to retry, when a read is late and how fast to ask. Time and randomness are arguments."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from cachesvc.core.limits import RETRY_CAP_S, RETRY_FIRST_S
 
 LATENCY_SAMPLES = 64
 """Fewer samples say nothing about a tail."""
-HEDGE_SHARE = 0.02
-"""The most requests that are hedged, as a part of all: the source's load and bill grow by no more."""
+LATE_READ = 1.5
+"""A read is late after so many times the tail. So of reads that a source serves as usual few take from the budget."""
 
 
 def backoff_s(attempt: int, first_s: float = RETRY_FIRST_S, cap_s: float = RETRY_CAP_S) -> float:
@@ -48,11 +48,6 @@ class LatencyTail:
     def tail_s(self, size_bytes: int) -> float | None:
         """The percentile for requests of this size; None until there are `least` samples."""
         return self._tail_s.get(size_bytes.bit_length())
-
-
-def hedge_allowed(hedges: int, requests: int) -> bool:
-    """Return whether one more hedge keeps hedges within `HEDGE_SHARE` of requests."""
-    return hedges + 1 <= HEDGE_SHARE * requests
 
 
 @dataclass(slots=True)

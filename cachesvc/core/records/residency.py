@@ -26,6 +26,15 @@ class Role(Enum):
     LRU = 3
 
 
+class Elsewhere(Enum):
+    """Whether another node has a complete copy of a prepared extent."""
+
+    UNKNOWN = 1
+    ASKED = 2
+    YES = 3
+    NO = 4
+
+
 @dataclass(slots=True, eq=False)
 class Copy:
     """An extent's bytes, reserved or present, in one tier."""
@@ -114,6 +123,8 @@ class CacheEntry:
     """The source extent of a prepared extent."""
     most_bytes: int = 0
     """The most that an uneven extent may take; 0 for other extents."""
+    elsewhere: Elsewhere = Elsewhere.UNKNOWN
+    """Of a prepared extent: whether another node has it."""
     wanted_by: list[CacheEntry] = field(default_factory=list)
     """Prepared extents whose fills wait for this source extent."""
 

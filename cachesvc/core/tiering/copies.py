@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cachesvc.core.commands import Evict, StartFill
+from cachesvc.core.commands import Evict, Need, StartFill
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId
 from cachesvc.core.records.copy_phases import TRANSITIONS, CopyEvent, Phase
 from cachesvc.core.records.dataset_state import DatasetState, DemandCounts
@@ -165,7 +165,8 @@ class Copies:
         if copy.preparer is not None:
             self.preparers.begin(copy.preparer)
         origin = source.tier.name if source and copy.preparer is None else None
-        self.context.emit(StartFill(entry.id, tier.name, origin, copy.preparer, entry.learned_bytes))
+        need = Need.READER if entry.waiters else Need.NONE if ahead_of is None else Need.PLAN
+        self.context.emit(StartFill(entry.id, tier.name, origin, copy.preparer, entry.learned_bytes, need))
 
     def note_short_of_room(self, entry: CacheEntry) -> None:
         """Note that an extent is not kept, or is read elsewhere, because others hold the room."""

@@ -4,14 +4,19 @@ A prepared extent is made from the samples of one source extent, by a preparer. 
 resident, then reserves its target. Both are one admission: what is reserved protects the source copy until the fill ends,
 and nothing is held while the fill waits for anything. So fills never wait for each other in a circle. Where one finds no
 room though no other prepared fill is under way, it is given up, and readers prepare the samples for themselves.
+
+Where nodes share what they prepared, other nodes are asked for the extent first. One that another node has is fetched from
+there, as an extent of the source would be.
 """
 
 from __future__ import annotations
 
 from enum import Enum
 
+from cachesvc.core.commands import FindCopy
+from cachesvc.core.events import CopyFound
 from cachesvc.core.records.preparers import Preparers
-from cachesvc.core.records.residency import Ahead, CacheEntry, Copy
+from cachesvc.core.records.residency import Ahead, CacheEntry, Copy, Elsewhere
 from cachesvc.core.tiering.copies import Copies
 from cachesvc.core.tiering.policy import Requester
 from cachesvc.core.tiering.room import Placement
@@ -37,8 +42,10 @@ class FillStarts:
     def readiness(self, entry: CacheEntry) -> Readiness:
         """Return whether a fill may start now, but for its room. For a prepared extent this starts the fill of its source
         extent, so that it is resident by the time a preparer is idle."""
-        if entry.made_from is None:
+        if entry.made_from is None or entry.elsewhere is Elsewhere.YES:
             return Readiness.WAITS if self._copies.busy else Readiness.NOW
+        if self._asks_others(entry):
+            return Readiness.WAITS
         if not self._preparers.any_for(entry):
             return Readiness.NEVER
         source = self._copies.ensure_entry(*entry.made_from)
@@ -47,14 +54,32 @@ class FillStarts:
         return Readiness.NOW if self._preparers.idle_for(entry) is not None else Readiness.WAITS
 
     def has_preparer(self, entry: CacheEntry) -> bool:
-        """Return whether an extent is not prepared, or some process can prepare it."""
-        return entry.made_from is None or self._preparers.any_for(entry)
+        """Return whether an extent is not prepared, or some process can prepare it, or may have it."""
+        asked = entry.elsewhere in (Elsewhere.ASKED, Elsewhere.YES)
+        return entry.made_from is None or asked or self._preparers.any_for(entry)
+
+    def found(self, event: CopyFound) -> None:
+        """Note whether another node has a prepared extent."""
+        entry = self._copies.entries.get(event.extent)
+        if entry is not None:
+            entry.elsewhere = Elsewhere.YES if event.found else Elsewhere.NO
+            self._copies.forget(entry)
+
+    def _asks_others(self, entry: CacheEntry) -> bool:
+        """Return whether other nodes have been asked for a prepared extent, and have not answered. An uneven one is not
+        asked for, since its size is not known here."""
+        if not self._policy.settings.share_prepared or entry.most_bytes:
+            return False
+        if entry.elsewhere is Elsewhere.UNKNOWN:
+            entry.elsewhere = Elsewhere.ASKED
+            self._copies.context.emit(FindCopy(entry.id))
+        return entry.elsewhere is Elsewhere.ASKED
 
     def start(
         self, entry: CacheEntry, requester: Requester, ahead_of: Ahead | None = None
     ) -> Placement | None:
         """Start a fill that is ready now. Return None where it started, else the placement that gives it no room yet."""
-        if entry.made_from is None:
+        if entry.made_from is None or entry.elsewhere is Elsewhere.YES:
             placement = self._policy.place(entry, requester)
             return None if self._copies.carry_out(placement, entry, ahead_of=ahead_of) else placement
         source, preparer = self._copies.ensure_entry(*entry.made_from).best(), self._preparers.idle_for(entry)

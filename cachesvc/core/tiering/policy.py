@@ -89,6 +89,8 @@ class NodeSettings:
     less than `max_fills`, so that no more bytes are under way than without it."""
     preparing: int = 8
     """Prepared extents that are made at once. Set it to the processor's cores."""
+    share_prepared: bool = False
+    """Other nodes are asked for prepared extents before they are made here."""
     max_attempts: int = FILL_TRIES
     """Tries of a fill before its readers get the error: about one second with the backoff, on top of the source's own
     retries."""

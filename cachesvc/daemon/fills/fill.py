@@ -180,8 +180,11 @@ class Fill:
             most_bytes = self.command.size_bytes or dataset.sizes[index]
             make = partial(self._parts.preparers.make, preparer, index, most_bytes, target, dataset.uneven)
             done: jobs.JobDone = yield Step(lambda then, _: make(then))
+        elif dataset.source is not None:
+            done = yield from self._from_holder(dataset, index, target, shared)
         elif shared is None:
-            done = yield from self._from_source(dataset, jobs.FetchJob(dataset.id, index), target, None)
+            job = jobs.FetchJob(dataset.id, index, need=self.command.need)
+            done = yield from self._from_source(dataset, job, target, None)
         else:
             done = yield from self._from_cluster(dataset, index, target, shared)
         if done.code == TierFailed.code:  # of the tier that it was written to
@@ -233,7 +236,8 @@ class Fill:
             if found.node == SOURCE and search.hedging:
                 self._counts.hedged_bytes += size_bytes
             throttled, began = self._parts.fillers.source_requests.throttled, time.monotonic()
-            job = jobs.FetchJob(dataset.id, index, found.address, True, search.begin(found.node))
+            patience = search.begin(found.node)
+            job = jobs.FetchJob(dataset.id, index, found.address, True, patience, self.command.need)
             if found.node == SOURCE:
                 done = yield from self._from_source(dataset, job, target, shared)
                 now = time.monotonic()
@@ -250,6 +254,7 @@ class Fill:
                 return done
             if done.end is ReadEnd.LATE:
                 throttles = self._parts.fillers.source_requests.throttled > throttled
+                throttles = throttles or self._parts.fillers.pays_for(self._uri(dataset, index))
                 late = LateRead(now, found.filling, done.peer_bytes, throttles)
                 search.late_at(found.node, done.message, late)
             elif found.node != SOURCE or done.code in ELSEWHERE:
@@ -259,6 +264,29 @@ class Fill:
                     refused = msgspec.structs.replace(done, retry=True)
             else:
                 return done
+
+    def _from_holder(
+        self, dataset: ServedDataset, index: int, target: int, shared: SharedFill | None
+    ) -> Steps[jobs.JobDone]:
+        """Fetch prepared bytes from a node that has all of them. Where that fails, they are prepared here."""
+        assert shared is not None, "prepared bytes come from a node of the cluster"
+        search = self._parts.shared.search(self._extent, dataset.sizes[index])
+        found: Located = yield self._locate(search)
+        if found.node == SOURCE or found.filling:
+            return jobs.JobDone(NotFound.code, "no other node has these prepared samples any more")
+        self.reads, began = found.node, time.monotonic()
+        patience = search.begin(found.node)
+        job = jobs.FetchJob(dataset.id, index, found.address, True, patience, self.command.need)
+        done = yield from self._from_node(dataset, job, target, shared, found.node)
+        if not done.code:
+            self._from_peer = True
+            self._parts.judged(search.gave(found.node, False, done.peer_bytes, time.monotonic() - began))
+        elif done.code not in (OutOfSpace.code, TierFailed.code):
+            self._parts.judged(search.failed_at(found.node, done.message, done.end or ReadEnd.LACKS))
+        return done
+
+    def _uri(self, dataset: ServedDataset, index: int) -> str:
+        return dataset.catalog.extent(index).pieces[0].object.uri
 
     def _locate(self, search: PlaceSearch) -> Step[Located]:
         locate = self._parts.locate
@@ -282,7 +310,7 @@ class Fill:
         """Fetch from the source. Raises FillError where the process crashed."""
         done = yield from self._fetch_source(dataset, job, target, shared)
         if done.crashed:
-            uri = dataset.catalog.extent(job.index).pieces[0].object.uri
+            uri = self._uri(dataset, job.index)
             raise FillError(
                 CorruptData(f"a process crashed while it read {uri}; the object is probably damaged"),
                 retry=done.retry,
@@ -308,7 +336,7 @@ class Fill:
 
         def ended(done: jobs.JobDone) -> None:
             memory.end(needed_bytes)
-            hedges.ended(self._extent, 0 if done.code else size_bytes, time.monotonic())
+            hedges.ended(self._extent, not done.code, time.monotonic())
 
         hedges.began(self._extent, time.monotonic())
         progress = (shared.progress_fd,) if shared is not None else ()

@@ -85,6 +85,7 @@ class Filler:
                 metadata_directory=Path(settings.state_dir, "metadata"),
                 metadata_expiry_s=settings.metadata_expiry_s,
                 paces=given.paces,
+                hedge_share=settings.hedge_share,
                 sections=settings.source,
             ),
             self._calls,
@@ -136,7 +137,7 @@ class Filler:
     def _run(self, submitted: jobs.Submitted, descriptors: list[int]) -> jobs.JobDone:
         job = submitted.job
         if isinstance(job, jobs.FetchJob):
-            return self._fetch(job, *descriptors)
+            return self._fetch(job, submitted.rank, *descriptors)
         if isinstance(job, jobs.CopyJob):
             return self._copy(job, *descriptors)
         if isinstance(job, jobs.VerifyJob):
@@ -170,16 +171,18 @@ class Filler:
         self._channel.shutdown(socket.SHUT_RDWR)
         os._exit(1)
 
-    def _fetch(self, job: jobs.FetchJob, target: int, catalog: int, progress_fd: int = -1) -> jobs.JobDone:
+    def _fetch(
+        self, job: jobs.FetchJob, rank: float, target: int, catalog: int, progress_fd: int = -1
+    ) -> jobs.JobDone:
         """Fetch an extent from its source or from a node. Its progress, where others may follow, is the same for both."""
         dataset = self._catalog(job.dataset, catalog) if job.dataset else read_part(catalog)
         extent = dataset.extent(job.index)
         if not job.shared:
-            return self._from_source(job, target, dataset, extent, None)
+            return self._from_source(job, rank, target, dataset, extent, None)
         with closing(FillProgress(progress_fd, extent.size_bytes)) as progress:
             if job.address:
                 return self._from_node(job, target, extent, progress)
-            return self._from_source(job, target, dataset, extent, progress)
+            return self._from_source(job, rank, target, dataset, extent, progress)
 
     def _from_node(
         self, job: jobs.FetchJob, target: int, extent: Extent, progress: FillProgress
@@ -206,11 +209,17 @@ class Filler:
         return jobs.JobDone(code, message[:MAX_MESSAGE_CHARS], digests=digests, peer_bytes=came, end=end)
 
     def _from_source(
-        self, job: jobs.FetchJob, target: int, dataset: Catalog, extent: Extent, progress: FillProgress | None
+        self,
+        job: jobs.FetchJob,
+        rank: float,
+        target: int,
+        dataset: Catalog,
+        extent: Extent,
+        progress: FillProgress | None,
     ) -> jobs.JobDone:
         """Fetch all of the extent, whatever blocks came from nodes before."""
         passing = StreamedChecksums(extent.size_bytes, progress)
-        with ReadWatch(job.patience.wait_s, self._sources.give_up) as watch:
+        with ReadWatch(job.patience.wait_s, self._sources.give_up, rank=rank) as watch:
             try:
                 missing = self._fetcher.fetch(extent, target, passing.add, watch)
             except SourceUnavailable as error:

@@ -19,14 +19,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from cachesvc.config import Settings
+from cachesvc.config import Settings, requester_pays, section_of
 from cachesvc.core.errors import CacheError, CorruptData, SourceUnavailable
 from cachesvc.core.limits import BUILD_TRIES
 from cachesvc.core.model import TierName
 from cachesvc.daemon.processes import jobs
 from cachesvc.daemon.processes.datagrams import send
 from cachesvc.daemon.processes.fork_server import CANNOT_FORK, DEATH_S, Child, ForkServer
-from cachesvc.sources.paces import new_paces
+from cachesvc.sources.paces import SharedHedges, new_paces
 from cachesvc.sources.resilient import SourceCounters
 from cachesvc.system.footprint import largest_ram_bytes
 from cachesvc.system.memory import allowed_bytes, oom_kills
@@ -107,6 +107,8 @@ class FillerPool:
     ) -> None:
         self._settings = settings
         self._paces = new_paces()
+        self.hedges = SharedHedges(settings.hedge_share, self._paces.fileno())
+        """The budget of hedges, which the fillers have too."""
         self._watch = watch
         self._unwatch = unwatch
         self._forks = self._fork_server(roots)
@@ -144,9 +146,14 @@ class FillerPool:
         except OSError:
             self._settings, self._forks = before
             raise
+        self.hedges.share = settings.hedge_share
         for filler in self._living.copy():
             filler.retiring = filler.outdated = True
             self._end_idle(filler)
+
+    def pays_for(self, uri: str) -> bool:
+        """Tell whether requests for an object are ones that their sender pays for."""
+        return uri.startswith("s3:") and requester_pays(section_of(uri, self._settings.source))
 
     def _fork_server(self, roots: tuple[str, ...]) -> ForkServer:
         paces = self._paces.fileno()
@@ -234,6 +241,7 @@ class FillerPool:
     def stop(self, wait: bool = True) -> None:
         """End every filler and, with `wait`, wait up to `STOP_S` for their ends."""
         ending, self._living = self._living, []
+        self.hedges.share = 0.0
         self._paces.close()
         for filler in ending:
             filler.channel.close()

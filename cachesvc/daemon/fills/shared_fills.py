@@ -72,8 +72,8 @@ _Begun = Callable[[SharedFill | None], None]
 class SharedFills:
     """Fills by extent and tier. Runs on the loop's thread."""
 
-    def __init__(self) -> None:
-        self.times, self.hedges = FillTimes(), Hedges()
+    def __init__(self, hedges: Hedges | None = None) -> None:
+        self.times, self.hedges = FillTimes(), hedges or Hedges()
         self._source_failures: dict[ExtentId, str] = {}
         """How the source failed in the last fill of an extent."""
         self._fills: dict[tuple[ExtentId, TierName], SharedFill] = {}

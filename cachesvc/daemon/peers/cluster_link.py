@@ -24,6 +24,7 @@ from typing import Any, TypeAlias
 import cachesvc
 from cachesvc.config import Settings
 from cachesvc.core import events
+from cachesvc.core.commands import FindCopy
 from cachesvc.core.errors import NotReady, from_code
 from cachesvc.core.limits import LOCATE_S
 from cachesvc.core.model import ExtentId
@@ -194,6 +195,15 @@ class ClusterLink:
         self._questions[number] = question
         if not self._send(messages.LocateExtent(number, extent, failed, late)):
             self._answered(unanswered)
+
+    def find_copy(self, command: FindCopy) -> None:
+        """Find out whether another node has a complete copy of a prepared extent, and tell the core."""
+
+        def then(at: Located) -> None:
+            found = bool(at.node) and not at.filling
+            self._runner.handle(events.CopyFound(command.extent, found))
+
+        self.locate(command.extent, (), (), then)
 
     def survey(self, extents: Sequence[ExtentId], then: Callable[[messages.ExtentsSurveyed], None]) -> None:
         """Find out which extents other nodes hold, and have their owners fetch the others; `then` is called once.

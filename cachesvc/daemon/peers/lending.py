@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from cachesvc.core.errors import CacheError
-from cachesvc.core.model import ExtentId, TierName
+from cachesvc.core.model import ExtentId, TierName, is_prepared
 from cachesvc.core.node.node import Node
 from cachesvc.daemon.fills.checks import CheckResult, Checks, is_own_limit
 from cachesvc.daemon.fills.holes import HoleRecords
@@ -33,12 +33,19 @@ class Lending:
         shared_fills: SharedFills,
         hole_records: HoleRecords,
         maker_of: Callable[[ExtentId], int],
+        share_prepared: bool = False,
     ) -> None:
-        """`maker_of` returns the maker of an extent here, 0 for this node."""
+        """`maker_of` returns the maker of an extent here, 0 for this node. `share_prepared`: other nodes may read complete
+        copies of prepared extents too."""
+        self._share_prepared = share_prepared
         self._maker_of = maker_of
         self._node, self._checks = node, checks
         self._shared_fills, self._hole_records = shared_fills, hole_records
         self._pending = 0
+
+    def lends(self, extent: ExtentId) -> bool:
+        """Return whether other nodes may know what this node has of an extent."""
+        return self._share_prepared or not is_prepared(extent)
 
     def complete_in(self, extent: ExtentId) -> TierName | None:
         """The tier with a copy for other nodes; None where there is none, or one with holes: another node may be able to
@@ -52,7 +59,7 @@ class Lending:
         Its dataset may be one that no job here has opened since this daemon began. Which sources and users are allowed is
         for the asking node to enforce: members trust each other.
         """
-        if self._pending >= MAX_PENDING:
+        if self._pending >= MAX_PENDING or not self.lends(request.extent):
             _send(channel, messages.LentExtent(request.number))
             return
         self._pending += 1
@@ -92,7 +99,7 @@ class Lending:
                 self._reply(channel, lent, fill.readable, fill.progress_fd)
 
         if tier is None:
-            if node.will_keep(extent) and node.where(extent) is None:
+            if not is_prepared(extent) and node.will_keep(extent) and node.where(extent) is None:
                 self._shared_fills.when_begun(extent, begun)
             else:
                 absent()

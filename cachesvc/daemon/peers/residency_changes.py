@@ -49,7 +49,8 @@ class ResidencyChanges:
 
     def note(self, changed: Iterable[ExtentId]) -> None:
         """Note extents that may have come or gone."""
-        if (noted := dict.fromkeys(changed)) and not self._changes:
+        noted = dict.fromkeys(each for each in changed if self._lending.lends(each))
+        if noted and not self._changes:
             self._post(self._tell)
         self._changes.update(noted)
 

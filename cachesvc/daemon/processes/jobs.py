@@ -8,6 +8,7 @@ from typing import ClassVar, TypeAlias
 import msgspec
 
 from cachesvc.catalog.options import Options
+from cachesvc.core.commands import Need
 from cachesvc.core.model import DatasetId
 from cachesvc.core.placement.place_search import Patience, ReadEnd
 from cachesvc.daemon.processes.datagrams import Receiver
@@ -19,14 +20,15 @@ JOBS_AT_ONCE = 16
 
 class FetchJob(msgspec.Struct, frozen=True, tag=True):
     """Fetch extent `index` of a catalog into the target: from its source, or the blocks that its progress lacks from the
-    node at HOST:PORT `address`. `patience`: how long it may take. Descriptors: target, catalog, and, where other nodes may
-    follow the fill (`shared`), its progress."""
+    node at HOST:PORT `address`. `patience`: how long it may take. `need`: what waits for it. Descriptors: target, catalog,
+    and, where other nodes may follow the fill (`shared`), its progress."""
 
     dataset: DatasetId
     index: int
     address: str = ""
     shared: bool = False
     patience: Patience = Patience()
+    need: Need = Need.NONE
 
     @property
     def descriptors(self) -> int:
@@ -111,6 +113,12 @@ class Submitted(msgspec.Struct, frozen=True, tag=True):
 
     number: int
     job: Job
+
+    @property
+    def rank(self) -> float:
+        """The place of its reads among late ones, node-wide: what readers wait for, then what plans need, oldest first."""
+        need = self.job.need if isinstance(self.job, FetchJob) else 0
+        return need * 2.0**48 + self.number
 
 
 class Answered(msgspec.Struct, frozen=True, tag=True):

@@ -159,6 +159,7 @@ LIVE = {
     "rules": "allow",
     "quota": "quota",
     "source": "source",
+    "hedge_share": "hedge",
     "log": "log",
 }
 """Settings that a running daemon takes, with the option that sets each."""
@@ -234,7 +235,7 @@ class LiveParts:
         allowed = self.lookups.allowlist(settings.allow, exact=bool(settings.rules))
         Tenants(allowed, settings.rules)
         Quotas(settings.quota, self.quotas.resolve)
-        if not {"allow", "source", "log"}.isdisjoint(changes.taken):
+        if not {"allow", "source", "hedge", "log"}.isdisjoint(changes.taken):
             self._renew_fillers(settings, allowed.roots)
         self.tenants.replace(allowed, settings.rules)
         self.quotas.replace(settings.quota)

@@ -28,7 +28,7 @@ from botocore.httpsession import get_cert_path
 from botocore.loaders import Loader, create_loader
 from botocore.session import Session
 
-from cachesvc.config import SourceSection
+from cachesvc.config import SourceSection, requester_pays
 from cachesvc.core.errors import CacheError, InvalidInput, NotAllowed, fault_of_node
 from cachesvc.core.limits import CONNECT_S, HELPER_S, RENEW_S, SILENCE_S
 from cachesvc.sources.limited_calls import SharedCalls
@@ -44,8 +44,7 @@ _FIELDS = {
 }
 _INVALID = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 _NO_SIGN = "AWS_NO_SIGN_REQUEST"
-_PAYER = "AWS_REQUEST_PAYER"
-"""Variables as GDAL has them, since botocore has none."""
+"""A variable as GDAL has it, since botocore has none."""
 
 
 class AccountIdentity:
@@ -172,8 +171,7 @@ def sign_in(
     """Make a client and get credentials. The AWS environment and files stand in for empty fields of the section, and the
     instance's role for credentials. Raises InvalidInput for a wrong setting, SourceUnavailable when this process is at a
     limit."""
-    pays = section.requester_pays or os.environ.get(_PAYER, "").lower() == "requester"
-    payer = {"x-amz-request-payer": "requester"} if pays else {}
+    payer = {"x-amz-request-payer": "requester"} if requester_pays(section) else {}
     plain = Config(
         connect_timeout=CONNECT_S,
         read_timeout=SILENCE_S,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from cachesvc.core.commands import Evict, Grant, StartFill
@@ -20,10 +22,11 @@ from cachesvc.core.events import (
     Released,
     Tick,
 )
-from cachesvc.core.lookahead.lookahead import FEED_LIMIT
+from cachesvc.core.lookahead.lookahead import FEED_LIMIT, LARGE_BYTES
 from cachesvc.core.lookahead.order_windows import IDLE_S
 from cachesvc.core.model import RAM, ExtentId
 from cachesvc.core.tiering.policy import SMALL_FILLS
+from tests.support.core.instant import carry_out
 from tests.support.core.names import DATASET, NVME, ONE, OTHER, SIZE, THREE, TWO, A, B, C, D, E, F
 from tests.support.core.node import declare, fill, node_of, plan, read, tell
 
@@ -286,3 +289,52 @@ def test_beside_small_samples_large_ones_stay_on_nvme() -> None:
         StartFill(B, RAM, NVME),
     ]
     assert tell(node, Demanded(ONE, 1, C)) == [Grant(ONE, 1, C, NVME, "kept")]
+
+
+def test_the_end_of_an_epoch_fetches_the_first_window_of_the_next_one() -> None:
+    """F is kept, so that the others stream through the window."""
+    node = node_of(ram=3, lookahead_bytes=2 * SIZE)
+    tell(node, declare(A, B, C, D, F))
+    read(node, F)
+    carry_out(node, replace(plan(A, B), following=(C, D, A)))
+    assert StartFill(B, RAM) in carry_out(node, Demanded(ONE, 1, A), Passed(1, 1), Released(ONE, A))
+    assert StartFill(C, RAM) in carry_out(node, Demanded(ONE, 2, B), Passed(1, 2), Released(ONE, B))
+    assert tell(node, plan(C, D, A), now=1.0) == [], "taken over, and not evicted"
+    (grant, *_) = carry_out(node, Demanded(ONE, 3, C), Released(ONE, C), now=1.0)
+    assert grant == Grant(ONE, 3, C, RAM, "brief", counted="ahead")
+    carry_out(node, Passed(1, 1), now=1.0)
+    before, now = node.counters(DATASET).epochs
+    assert (before.touched, before.hits, now.touched, now.hits) == (2, 0, 1, 0)
+
+
+def test_the_end_of_an_epoch_copies_the_first_window_of_the_next_one_from_nvme() -> None:
+    node = node_of(ram=4, nvme=9, lookahead_bytes=None)
+    extents = (A, B, C, D, E, F)
+    tell(node, Recovered(NVME, dict.fromkeys(extents, SIZE)))
+    tell(node, DatasetDeclared(1, DATASET, tuple((each, SIZE) for each in extents), sample_bytes=3_000))
+    rows = tuple((each, at // 2 * 10, at // 2 * 10 + 9) for at, each in enumerate(extents))
+    carry_out(node, Planned(1, 1, rows, (B, A)))
+    for step in (10, 20, 30):
+        carry_out(node, Passed(1, step))
+    carry_out(node, Planned(1, 1, ((B, 0, 9), (A, 0, 9), *rows[2:])))
+    assert [node.where(each) for each in (A, B)] == [RAM, RAM]
+
+
+def test_large_extents_come_after_those_of_the_first_step() -> None:
+    node = node_of(ram=10 * LARGE_BYTES // SIZE)
+    tell(node, DatasetDeclared(1, DATASET, tuple((each, LARGE_BYTES) for each in (A, B, C, D))))
+    rows = ((A, 0, 9), (B, 0, 9), (C, 10, 19), (D, 20, 29))
+    assert tell(node, Planned(1, 1, rows)) == [StartFill(A, RAM), StartFill(B, RAM)]
+    assert fill(node, A) == []
+    assert fill(node, B) == [StartFill(C, RAM), StartFill(D, RAM)]
+
+
+def test_two_plans_that_have_ended_an_epoch_both_fetch_the_next_one() -> None:
+    node = node_of(ram=8, lookahead_bytes=4 * SIZE)
+    every = [ExtentId(bytes([number]) * 16) for number in range(20)]
+    tell(node, declare(*every))
+    for number in (1, 2):
+        carry_out(node, replace(plan(every[number], number=number), following=every[5 * number :][:3]))
+        carry_out(node, Passed(number, 1))
+    assert node.where(every[5])
+    assert node.where(every[10])

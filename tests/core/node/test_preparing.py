@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from cachesvc.core.commands import Command, Grant, Refuse, StartFill
+from cachesvc.core.commands import Command, FindCopy, Grant, Refuse, StartFill
 from cachesvc.core.events import (
+    CopyFound,
     DatasetDeclared,
     Demanded,
     EvictAsked,
@@ -48,7 +50,7 @@ def prepared(*made: ExtentId, sources: tuple[ExtentId, ...], job: int = 1) -> Da
     return DatasetDeclared(job, DATASET, tuple(extents), made_from=tuple(made_from))
 
 
-def preparing_node(ram: int = 10, preparers: int = 2, **settings: int) -> Node:
+def preparing_node(ram: int = 10, preparers: int = 2, **settings: Any) -> Node:
     """A node where A and B are prepared from E, and C and D from F."""
     node = node_of(ram, **settings)
     tell(node, prepared(A, B, C, D, sources=(E, E, F, F)))
@@ -65,6 +67,25 @@ def test_a_demand_fetches_the_source_extent_then_has_one_preparer_make_it_for_al
     assert starts(tell(node, Demanded(ONE, 1, A), Demanded(TWO, 2, A))) == [(E, None)]
     assert starts(tell(node, Filled(E, RAM))) == [(A, FIRST)]
     assert tell(node, Filled(A, RAM)) == [Grant(ONE, 1, A, RAM, counted="misses"), Grant(TWO, 2, A, RAM)]
+
+
+def test_an_extent_that_another_node_has_is_fetched_from_there() -> None:
+    node = preparing_node(preparers=0, share_prepared=True)
+    assert tell(node, Demanded(ONE, 1, A), Demanded(TWO, 2, A)) == [FindCopy(A)]
+    assert tell(node, CopyFound(A, True)) == [StartFill(A, RAM)]
+    grants = [Grant(ONE, 1, A, RAM, from_peer=True, counted="misses"), Grant(TWO, 2, A, RAM, from_peer=True)]
+    assert tell(node, Filled(A, RAM, from_peer=True)) == grants
+
+
+@pytest.mark.parametrize("found", [False, True], ids=["none has it", "its copy is gone"])
+def test_an_extent_that_no_other_node_gives_is_prepared_here(found: bool) -> None:
+    node = preparing_node(share_prepared=True)
+    tell(node, Demanded(ONE, 1, A))
+    commands = tell(node, CopyFound(A, found))
+    if found:
+        commands = tell(node, FillFailed(A, RAM, 2, "no other node has it"))
+    assert starts(commands) == [(E, None)]
+    assert starts(tell(node, Filled(E, RAM))) == [(A, FIRST)]
 
 
 def test_a_plan_has_source_extents_there_before_a_preparer_is_idle() -> None:

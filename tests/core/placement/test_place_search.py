@@ -25,7 +25,7 @@ from cachesvc.core.placement.place_search import (
     ReadEnd,
     Verdict,
 )
-from cachesvc.core.rates.backoff import HEDGE_SHARE
+from cachesvc.core.rates.hedge_budget import HEDGE_SHARE, HedgeBudget
 
 SIZE = 64 << 20
 X, Y = (ExtentId(bytes([number]) * 16) for number in (1, 2))
@@ -153,10 +153,7 @@ def test_a_node_that_holds_the_extent_is_left_whatever_hedges_are_left() -> None
 
 @pytest.mark.parametrize("throttled", [False, True])
 def test_none_is_hedged_while_the_source_throttles(throttled: bool) -> None:
-    hedges = Hedges()
-    for number in range(100):
-        hedges.began(X, number)
-        hedges.ended(X, SIZE, number)
+    hedges = Hedges(HedgeBudget(left_bytes=SIZE))
     late = LateRead(100.0, filling=True, came_bytes=1, throttled=throttled)
     assert hedges.allows(SIZE, late, FILL_LATE_S) != throttled
 
@@ -170,7 +167,7 @@ def test_none_is_hedged_while_the_source_gives_this_node_nothing() -> None:
     assert not hedges.allows(SIZE, late, FILL_LATE_S)
     hedges.moved(X, FILL_LATE_S - 1)
     assert hedges.allows(SIZE, late, FILL_LATE_S)
-    hedges.ended(X, 0, FILL_LATE_S)
+    hedges.ended(X, False, FILL_LATE_S)
     assert hedges.allows(
         SIZE, LateRead(100.0, filling=True), FILL_LATE_S
     )  # nothing is asked of it: nothing is known
@@ -178,13 +175,13 @@ def test_none_is_hedged_while_the_source_gives_this_node_nothing() -> None:
 
 @given(st.lists(st.booleans(), max_size=300))
 def test_bytes_that_come_twice_are_within_their_share(fetched: list[bool]) -> None:
-    hedges, whole, twice = Hedges(), 0, 0
+    budget, whole, twice = HedgeBudget(), 0, 0
+    hedges = Hedges(budget)
     for number, fetch in enumerate(fetched):
         if fetch:
-            hedges.began(X, number)
-            hedges.ended(X, SIZE, number)
+            budget.earn(SIZE)
             whole += SIZE
         elif hedges.allows(SIZE, LateRead(number, filling=True, came_bytes=1), FILL_LATE_S):
-            hedges.spend(SIZE)
+            budget.spend(SIZE)
             twice += SIZE
     assert twice <= HEDGE_SHARE * whole

@@ -127,7 +127,7 @@ class Cluster:
         del self._fills[name]
         if fill.place == SOURCE:
             self.fetched += 1
-            self.hedges[name].ended(fill.extent, SIZE, self._now)
+            self.hedges[name].ended(fill.extent, True, self._now)
         for verdict in fill.search.gave(fill.place, fill.filling, SIZE, self._now - fill.since):
             self.health[name].judge(verdict, self._now)
         self._filled(name, fill.extent)
@@ -138,7 +138,7 @@ class Cluster:
         if self._fills.get(name) is not fill or fill.tries != tries:
             return
         if fill.place == SOURCE:
-            self.hedges[name].ended(fill.extent, 0, self._now)
+            self.hedges[name].ended(fill.extent, False, self._now)
         fill.search.late_at(fill.place, "late", LateRead(self._now, fill.filling))
         self._ask(name)
 

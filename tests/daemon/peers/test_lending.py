@@ -11,7 +11,7 @@ import pytest
 
 from cachesvc.core import events
 from cachesvc.core.errors import NotFound
-from cachesvc.core.model import RAM, ExtentId, ReaderId
+from cachesvc.core.model import PREPARED_MARK, RAM, DatasetId, ExtentId, ReaderId
 from cachesvc.core.node.node import Node
 from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 from cachesvc.daemon.datasets import Datasets
@@ -91,3 +91,18 @@ def test_a_fill_that_begins_is_lent_with_its_progress(lender: Lender) -> None:
     assert lender.answered() == [(1, 2)]
     lender.fills.end(fill)
     os.close(target)
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_prepared_bytes_are_lent_when_complete_and_only_where_nodes_share_them(
+    lender: Lender, shares: bool
+) -> None:
+    prepared, other = ExtentId(bytes(12) + PREPARED_MARK), DatasetId("f" * 32)
+    anything: Any = None
+    lending = Lending(lender.node, anything, lender.fills, lender.holes, lambda _: 0, shares)
+    lender.node.handle(events.DatasetDeclared(8, other, ((prepared, 10),)), 0.0)
+    lender.node.handle(events.Demanded(ReaderId(7), 2, prepared), 0.0)
+    lending.lend(lender.channel, messages.BorrowExtent(1, prepared))
+    assert lender.answered() == [(1, 0)], "a fill is under way, and no copy complete"
+    lender.node.handle(events.Filled(prepared, RAM), 0.0)
+    assert lending.lends(prepared) == shares

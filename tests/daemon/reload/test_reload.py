@@ -229,6 +229,7 @@ def other(name: str) -> Any:
         ({"rules": (Rule("s3://b/", (1,), ()),)}, "allow"),
         ({"quota": (QuotaSpec("user", 5),)}, "quota"),
         ({"source": (SourceSection("s3://b/"),)}, "source"),
+        ({"hedge_share": 0.0}, "hedge"),
         ({"log": "DEBUG"}, "log"),
     ],
 )
@@ -254,7 +255,7 @@ def test_a_tier_comes_goes_or_moves_with_the_next_start(change: dict[str, Any]) 
 
 
 def test_all_other_settings_wait_and_are_named_by_options_of_serve() -> None:
-    live = {"ram_bytes", "nvme", "allow", "rules", "quota", "source", "log"}
+    live = {"ram_bytes", "nvme", "allow", "rules", "quota", "source", "hedge_share", "log"}
     of_code = {"filler_threads", "metadata_expiry_s"}
     of_one_command = {"takeover", "origin"}
     keys = config_file.keys(serve)

@@ -173,9 +173,9 @@ def _check_plans(copies: Copies, plans: Plans) -> None:
     needs: Counter[ExtentId] = Counter()
     ahead: Counter[Ahead] = Counter()
     for plan in plans.ending:
-        needs.update(plan.rows[index][0] for _, index, _ in plan.entered)
+        needs.update(plan.row(index)[0] for _, index, _ in plan.entered)
     for plan in plans.plans.values():
-        needs.update(plan.rows[index][0] for _, index, _ in plan.entered)
+        needs.update(plan.row(index)[0] for _, index, _ in plan.entered)
         assert plan.entered_bytes == sum(size for _, _, size in plan.entered), "entered bytes"
         assert plan.number in plan.window.plans, "a plan that its window does not list"
         assert plan.behind or not plan.entered or plan.entered[0][0] >= plan.passed, (

@@ -9,7 +9,7 @@ from typing import ClassVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from cachesvc.core.commands import Command, Evict, Fail, Grant, Recall, Refuse, StartFill, Verify
+from cachesvc.core.commands import Command, Evict, Fail, FindCopy, Grant, Recall, Refuse, StartFill, Verify
 from cachesvc.core.events import (
     CommitFailed,
     Committed,
@@ -114,6 +114,7 @@ class NodeMachine(RuleBasedStateMachine):
             if command.wrong:
                 self.recalls.add((command.reader, command.extent))
         else:
+            assert not isinstance(command, FindCopy), "nodes share nothing here"
             assert self.open.pop(command.request) == (command.reader, command.extent), "answered once"
             if isinstance(command, Grant):
                 assert command.extent in self.stored[command.tier]

@@ -28,7 +28,7 @@ from tests.support.core.names import DATASET, NVME, ONE, SIZE
 
 
 def node_of(
-    ram: int | None = None, nvme: int | None = None, lookahead_bytes: int | None = SIZE, **settings: int
+    ram: int | None = None, nvme: int | None = None, lookahead_bytes: int | None = SIZE, **settings: Any
 ) -> Node:
     """A node with budgets counted in extents of 10 bytes and a window of one extent."""
     specs = [(RAM, ram), (NVME, nvme)]

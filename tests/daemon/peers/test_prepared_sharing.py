@@ -1,0 +1,50 @@
+"""What one node prepared is read from it by nodes that share such data, and by no others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cachesvc.client.control import Control
+from cachesvc.v1 import cachesvc_pb2 as pb
+from loader import open_dataset
+from testbed.node import Daemon
+from tests.loader.prepare.pictures import COUNT, calls, half, same, write_pictures
+from tests.support.membership.nodes import Nodes, meet
+
+SHARE = "--share-prepared"
+PROBED = 10
+"""The most pictures that a job prepares to learn what the function returns."""
+
+
+def read(daemon: Daemon, data: str, called: Path) -> tuple[int, pb.DatasetStatus]:
+    """Read all prepared pictures; return how many were prepared for that, and the status of their dataset."""
+    called.write_text("")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CACHESVC_SOCKET", daemon.socket_dir)
+        patch.setenv("CACHESVC", "require")
+        patch.setenv("CALLS", str(called))
+        plain, prepared = open_dataset(data), open_dataset(data, prepare=half)
+        found = [prepared[n] for n in range(COUNT)]
+        made = len(calls(called))
+        assert all(same(each, half(plain[n])) for n, each in enumerate(found))
+        with Control(daemon.socket_dir) as control:
+            (status,) = (each for each in control.status().datasets if "#" in each.dataset.uri)
+        plain.close()
+        prepared.close()
+    return made, status
+
+
+@pytest.mark.slow
+def test_prepared_samples_travel_between_nodes_that_both_share_them(tmp_path: Path) -> None:
+    nodes, called = Nodes(tmp_path, "abc"), tmp_path / "calls"
+    pictures = write_pictures(nodes.data / "pictures")
+    with nodes.node("a") as alone, nodes.node("b", SHARE) as first, nodes.node("c", SHARE) as second:
+        meet(alone, first, second)
+        assert read(alone, pictures, called)[0] == COUNT
+        assert read(first, pictures, called)[0] == COUNT, "one that does not share gives nothing"
+        made, status = read(second, pictures, called)
+        assert made <= PROBED
+        assert status.peer_bytes == status.resident_bytes > 0
+        assert read(alone, pictures, called)[0] == 0
