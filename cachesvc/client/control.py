@@ -51,6 +51,8 @@ class DatasetInfo:
     """The warning where the source is down, and this is the version that was opened last; "" otherwise."""
     kept: tuple[str, ...] = ()
     """The versions that open on this node without the source, where it is down."""
+    sharing: tuple[DatasetId, ...] = ()
+    """For `format="objects"`: datasets in use that may have the same bytes in other extents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,8 @@ class Control:
         for reply in self._stream(self._stub.OpenDataset, request):
             if reply.HasField("dataset"):
                 of_source = tuple(reply.notes), reply.stale, tuple(reply.kept)
-                return DatasetInfo(DatasetId(reply.dataset.id), reply.dataset, *of_source)
+                sharing = tuple(map(DatasetId, reply.sharing))
+                return DatasetInfo(DatasetId(reply.dataset.id), reply.dataset, *of_source, sharing)
             if progress is not None:
                 progress(reply.indexed_bytes, reply.total_bytes)
         raise CacheError("the daemon ended OpenDataset without an answer; see its log")

@@ -37,6 +37,8 @@ class Opened:
     stale: str = ""
     kept: tuple[str, ...] = ()
     """The versions that open on this node without the source, where it is down."""
+    sharing: tuple[DatasetId, ...] = ()
+    """For `format="objects"`: datasets in use that may have the same bytes in other extents."""
 
 
 def policy(world_size: int) -> tuple[Policy, bool]:
@@ -133,7 +135,8 @@ def _open_in_daemon(
         try:
             with Control() as control:
                 opened = control.open_dataset(uris, options, version, refresh)
-                return Opened(opened.id, control.directory, direct, opened.stale, opened.kept)
+                of_daemon = opened.stale, opened.kept, opened.sharing
+                return Opened(opened.id, control.directory, direct, *of_daemon)
         except DaemonUnavailable as error:
             if error.for_good or not deadline.pause(PROBE_FIRST_S):
                 if required:

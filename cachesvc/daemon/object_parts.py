@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-from bisect import bisect_left
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
 import msgspec
-import numpy as np
 
 from cachesvc.catalog.catalog import Catalog
-from cachesvc.catalog.columns import MappedTexts
+from cachesvc.catalog.object_ranges import range_of
 from cachesvc.core.errors import InvalidInput
-from cachesvc.core.model import PART_BYTES, Extent, ExtentId, ObjectVersion, Piece, extent_of
+from cachesvc.core.model import PART_BYTES, DatasetId, Extent, ExtentId, ObjectVersion, Piece, extent_of
 from cachesvc.core.tiering.copies import UNDECLARED
+from cachesvc.daemon.access.tenants import Peer, admits
 from cachesvc.daemon.datasets import Datasets, SealedCatalog, ServedDataset
 
 
@@ -32,25 +32,27 @@ class ObjectPart:
     """The extent of this part alone, where no dataset has the bytes."""
 
 
-def _part_in(dataset: ServedDataset, version: ObjectVersion, offset: int) -> ObjectPart | None:
-    """Return the part of an object that holds a byte, in O(log n). None where no extent has it, or one of another version;
-    and for a catalog that is not `in_object_order`."""
-    catalog = dataset.catalog
-    prefix, columns = catalog.uri_prefix, catalog.columns
-    if not version.uri.startswith(prefix) or not catalog.in_object_order:
-        return None
-    uris, name = MappedTexts(columns, "object.uri"), version.uri[len(prefix) :]
-    index = bisect_left(uris, name)
-    if index == len(uris) or uris[index] != name or catalog.object(index) != version:
-        return None
-    offsets, lengths, starts = columns["piece.offset"], columns["piece.length"], columns["extent.piece"]
-    first, last = np.searchsorted(columns["piece.object"], [index, index + 1]).tolist()
-    piece = first + int(np.searchsorted(offsets[first:last], offset, "right")) - 1
-    if piece < first or offset >= (end := int(offsets[piece]) + int(lengths[piece])):
-        return None
-    extent = int(np.searchsorted(starts, piece, "right")) - 1
-    at, held = int(lengths[int(starts[extent]) : piece].sum()), dataset.extent_ids[extent]
-    return ObjectPart(held, dataset.sizes[extent], int(offsets[piece]), end, at)
+MAX_SHARING = 8
+"""The most datasets whose extents a file is looked for in."""
+
+
+def sharing(datasets: Datasets, opened: ServedDataset, peer: Peer | None) -> list[DatasetId]:
+    """Return the datasets in use that a user may read, and whose extents may hold bytes of the objects of `opened`.
+    O(datasets). Runs on the loop's thread."""
+    prefix, found = opened.catalog.uri_prefix, list[DatasetId]()
+    for each in _in_use(datasets):
+        other = each.catalog.uri_prefix
+        near = prefix.startswith(other) or other.startswith(prefix)
+        if near and each.catalog.format != opened.catalog.format and admits(each.rules, peer):
+            found.append(each.id)
+    return found[:MAX_SHARING]
+
+
+def _in_use(datasets: Datasets) -> Iterator[ServedDataset]:
+    """Yield the claimed datasets that the source has, the most recently used first."""
+    for each in reversed(datasets.all()):
+        if each.source is None and datasets.claimed(each):
+            yield each
 
 
 class ObjectParts:
@@ -67,11 +69,11 @@ class ObjectParts:
         """Return the part that holds a byte of an object. Raises InvalidInput for a byte beyond its end."""
         if not 0 <= offset < version.size_bytes:
             raise InvalidInput(f"{version.uri} has no byte {offset:,}: it has {version.size_bytes:,} bytes")
-        for dataset in reversed(self._datasets.all()):
-            if dataset.source is not None or not self._datasets.claimed(dataset):
-                continue
-            if (found := _part_in(dataset, version, offset)) is not None:
-                return found
+        for dataset in _in_use(self._datasets):
+            if (found := range_of(dataset.catalog, version, offset)) is not None:
+                index = found.extent
+                held, size_bytes = dataset.extent_ids[index], dataset.sizes[index]
+                return ObjectPart(held, size_bytes, found.begin, found.end, found.at)
         begin = offset // PART_BYTES * PART_BYTES
         size_bytes = min(PART_BYTES, version.size_bytes - begin)
         extent = extent_of([Piece(version, begin, size_bytes)])

@@ -117,17 +117,19 @@ class LeasedReads:
         dataset: DatasetId,
         open_again: Callable[[int], None],
         timeout_s: float,
+        claims: bool = True,
     ) -> None:
         """Connect, and map the catalog. `directory` holds the daemon's sockets. `open_again(extent_bytes)` has the daemon
-        compile the same version once more. `timeout_s`: how long a read waits for an extent. Raises what connecting
-        raises."""
+        compile the same version once more. `timeout_s`: how long a read waits for an extent. Without a claim the daemon
+        keeps nothing for these reads, and fetches nothing ahead. Raises what connecting raises."""
         self.dataset, self._directory, self._open_again, self._timeout_s = (
             dataset,
             directory,
             open_again,
             timeout_s,
         )
-        daemon = DaemonGrants(directory, dataset)
+        self._claims = claims
+        daemon = DaemonGrants(directory, dataset, claims=claims)
         self.catalog = daemon.open_catalog()
         self._lock = threading.RLock()
         self._leased: OrderedDict[int, LeasedExtent] = OrderedDict()
@@ -233,7 +235,7 @@ class LeasedReads:
     def _connect(self, daemon: DaemonGrants | None = None) -> _Connected:
         with self._lock:
             if self._connected is None:
-                grants = daemon or DaemonGrants(self._directory, self.dataset)
+                grants = daemon or DaemonGrants(self._directory, self.dataset, claims=self._claims)
                 self._connected = _Connected(grants, partial(self._open_again, self.catalog.extent_bytes))
                 self._idle_polls = 0
                 start_polling(self)
@@ -250,7 +252,8 @@ class LeasedReads:
                 self._leased.move_to_end(extent)
                 leased.users, leased.read = leased.users + 1, True
         if leased is None:
-            self._fetch_ahead(extent, last)
+            if self._claims:
+                self._fetch_ahead(extent, last)
             leased = self._acquire(extent, wait, limit_s)
         try:
             yield leased

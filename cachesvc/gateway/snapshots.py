@@ -16,17 +16,27 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from cachesvc.catalog.catalog import Catalog
+from cachesvc.catalog.object_ranges import range_of
 from cachesvc.catalog.options import Options
 from cachesvc.client.control import Control
 from cachesvc.client.opening import Opened, open_by_policy, policy, read_timeout_s
 from cachesvc.config_files import own_sections
-from cachesvc.core.errors import DaemonUnavailable, InvalidInput, NotAllowed, NotFound, OutOfSpace, TierFailed
-from cachesvc.core.model import ObjectVersion
+from cachesvc.core.errors import (
+    CacheError,
+    DaemonUnavailable,
+    InvalidInput,
+    NotAllowed,
+    NotFound,
+    OutOfSpace,
+    TierFailed,
+)
+from cachesvc.core.model import DatasetId, ObjectVersion
 from cachesvc.core.safe_text import redacted
 from cachesvc.gateway.leased_reads import LeasedReads
 from cachesvc.gateway.urls import opens_by_name, stripped
@@ -67,6 +77,8 @@ class Snapshot:
         """`leased`: the reads through the daemon. `direct`: the source may be read while the daemon is gone or has no
         room."""
         self.root, self.files, self._sources, self.leased, self.direct = root, files, sources, leased, direct
+        self.sharing: tuple[LeasedReads, ...] = ()
+        """Reads of datasets in use, whose extents may hold bytes of these files: the node then has them once."""
         self.seen_at = time.time()
         self.folders = _folders(files)
         """The names directly below each folder, by its path below the root."""
@@ -91,6 +103,8 @@ class Snapshot:
         Raises SourceChanged where the source is read and has another version, and what opening and reading a dataset
         raises.
         """
+        done = self._read_shared(file.version, offset, into)
+        offset, into = offset + done, into[done:]
         while len(into):
             if self.leased is not None:
                 try:
@@ -107,6 +121,23 @@ class Snapshot:
                 if self.leased is None:
                     raise
                 self.direct = False  # this process has no credentials: wait for the daemon
+
+    def _read_shared(self, version: ObjectVersion, offset: int, into: memoryview) -> int:
+        """Read from the extents of datasets in use, as far as they have the bytes. Return how many were read. A dataset
+        that fails is left out until the next comparison with the source."""
+        done = 0
+        for reads in self.sharing:
+            try:
+                while done < len(into) and (held := range_of(reads.catalog, version, offset + done)):
+                    skipped = offset + done - held.begin
+                    part = into[done : done + held.end - held.begin - skipped]
+                    address = int(reads.catalog.extent_starts[held.extent]) + held.at + skipped
+                    reads.read_into(address, part, wait=False)
+                    done += len(part)
+            except CacheError as error:
+                _log.info("not reading the extents of %s: %s", redacted(reads.catalog.uri), error)
+                self.sharing = tuple(each for each in self.sharing if each is not reads)
+        return done
 
     def read(self, file: SnapshotFile, offset: int, size_bytes: int) -> bytes:
         """Return the bytes [offset, offset + size_bytes) of a file. Raises as `read_into`."""
@@ -182,6 +213,8 @@ class Snapshots:
         self._folder, self._options = folder, options
         self._sources = Sources(SourceSettings(sections=own_sections()))
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._reads: WeakValueDictionary[DatasetId, LeasedReads] = WeakValueDictionary()
+        """Those that snapshots share."""
         self._refresh = False
         self._said = False
         self._lock = threading.RLock()
@@ -238,6 +271,7 @@ class Snapshots:
         self._lock = threading.RLock()
         self._sources = Sources(SourceSettings(sections=own_sections()))
         self._kept.clear()
+        self._reads = WeakValueDictionary()
 
     def _fresh(self, root: str) -> Snapshot | None:
         """Return the kept snapshot, or the next one if the source has changed; None for none, or where nothing is left."""
@@ -270,6 +304,8 @@ class Snapshots:
             snapshot = before.snapshot
         else:
             snapshot = self._leased(uri, options, opened)
+        if opened is not None:
+            snapshot.sharing = tuple(self._shared(opened))
         with self._lock:
             self._kept[uri] = _Kept(snapshot, time.monotonic(), stale)
             while len(self._kept) > MAX_SNAPSHOTS:
@@ -284,6 +320,21 @@ class Snapshots:
         if not files:
             raise NotFound(f"{uri} does not exist, or holds no data")
         return Snapshot(uri, files, self._sources)
+
+    def _shared(self, opened: Opened) -> Iterator[LeasedReads]:
+        def ended(_: int) -> NoReturn:
+            raise NotFound("its job has ended")
+
+        for dataset in opened.sharing:
+            reads = self._reads.get(dataset)
+            if reads is None:
+                try:
+                    reads = LeasedReads(opened.directory, dataset, ended, read_timeout_s(), claims=False)
+                except CacheError as error:
+                    _log.info("not reading the extents of dataset %s: %s", dataset, error)
+                    continue
+                self._reads[dataset] = reads
+            yield reads
 
     def _leased(self, uri: str, options: Options, opened: Opened) -> Snapshot:
         def open_again(extent_bytes: int) -> None:

@@ -65,20 +65,22 @@ class OpenDatasetRequest(_message.Message):
     def __init__(self, uris: _Optional[_Iterable[str]] = ..., options: _Optional[_Union[DatasetOptions, _Mapping]] = ..., version: _Optional[str] = ..., refresh: _Optional[bool] = ...) -> None: ...
 
 class OpenDatasetReply(_message.Message):
-    __slots__ = ("indexed_bytes", "total_bytes", "dataset", "notes", "stale", "kept")
+    __slots__ = ("indexed_bytes", "total_bytes", "dataset", "notes", "stale", "kept", "sharing")
     INDEXED_BYTES_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     DATASET_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
     STALE_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
+    SHARING_FIELD_NUMBER: _ClassVar[int]
     indexed_bytes: int
     total_bytes: int
     dataset: Dataset
     notes: _containers.RepeatedScalarFieldContainer[str]
     stale: str
     kept: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, indexed_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., dataset: _Optional[_Union[Dataset, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., stale: _Optional[str] = ..., kept: _Optional[_Iterable[str]] = ...) -> None: ...
+    sharing: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, indexed_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., dataset: _Optional[_Union[Dataset, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., stale: _Optional[str] = ..., kept: _Optional[_Iterable[str]] = ..., sharing: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class OpenPreparedRequest(_message.Message):
     __slots__ = ("source", "name", "digest", "given_name", "spec", "form", "versions")

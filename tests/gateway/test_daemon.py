@@ -12,17 +12,23 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from cachesvc.catalog.options import Options
 from cachesvc.client.control import Control
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.protocol import Granted
 from cachesvc.core.errors import DaemonUnavailable, NotAllowed, SourceChanged
 from cachesvc.core.model import DatasetId
 from cachesvc.gateway.filesystem import CachedFileSystem
 from cachesvc.gateway.leased_reads import IDLE_POLLS
+from testbed import WAIT_S
 from testbed.node import Daemon
 from testbed.servers import SeaweedFS
 from tests.support.shared_daemon import for_one_test
 from tests.support.waiting import wait_until
 
 EXTENT_BYTES = 64 << 10
+RECORD_BYTES = 12 << 10
+"""Extents of such records have other bounds than those of a file."""
 
 
 @dataclass
@@ -86,6 +92,33 @@ def test_several_readers_fetch_an_object_once(node: Daemon, folder: Folder) -> N
             assert file.read() == body
     wait_until(lambda: source_bytes() - before >= len(body))
     assert source_bytes() - before == len(body)
+
+
+def test_what_an_open_dataset_has_comes_from_its_extents(node: Daemon, folder: Folder) -> None:
+    body, other = (
+        folder.put("a.bin", os.urandom(RECORD_BYTES * 10)),
+        folder.put("z", os.urandom(RECORD_BYTES)),
+    )
+    fs, name = CachedFileSystem(skip_instance_cache=True), f"{folder.path}/a.bin"
+    with Control() as control:
+        options = Options(format="records", record_bytes=RECORD_BYTES)
+        opened = control.open_dataset([f"s3://{folder.bucket}/data/{folder.name}/a.bin"], options)
+    before, grants = source_bytes(), DaemonGrants(node.socket_dir, opened.id)
+    for answer in grants.acquire(range(opened.dataset.extents), WAIT_S):
+        assert isinstance(answer, Granted)
+        os.close(answer.fd)
+    assert fs.cat_file(name) == body
+    with fs.open(name) as file:
+        assert (file.seek(RECORD_BYTES - 3), file.read(9)) == (RECORD_BYTES - 3, body[RECORD_BYTES - 3 :][:9])
+        assert fs.cat_file(f"{folder.path}/z") == other  # no dataset in use has it
+        wait_until(lambda: source_bytes() == before + len(body) + len(other))
+        grants.close()
+        with Control() as control:
+            wait_until(lambda: not control.evict(opened.id).busy_bytes)
+        assert (file.seek(0), file.read()) == (0, body), "its job has ended, and its extents are gone"
+    body = folder.put("a.bin", os.urandom(RECORD_BYTES * 10))
+    fs.invalidate_cache()
+    assert fs.cat_file(name) == body
 
 
 def source_bytes() -> int:

@@ -15,7 +15,7 @@ from cachesvc.catalog.options import Options
 from cachesvc.catalog.prepared import PreparedForm, Recipe, origin_of
 from cachesvc.config import Settings
 from cachesvc.core import errors, events
-from cachesvc.core.model import ExtentId, TierName
+from cachesvc.core.model import DatasetId, ExtentId, TierName
 from cachesvc.core.node.node import Node
 from cachesvc.daemon.access.tenants import ANONYMOUS, is_own_user
 from cachesvc.daemon.claims import DatasetClaims
@@ -33,6 +33,7 @@ from cachesvc.daemon.fills.checks import CheckResult, Checks
 from cachesvc.daemon.grants.server import GrantsServer
 from cachesvc.daemon.loop.loop import Loop
 from cachesvc.daemon.loop.waiting import CallWaits
+from cachesvc.daemon.object_parts import sharing
 from cachesvc.daemon.peers.cluster_link import ClusterLink
 from cachesvc.daemon.peers.relays import Relays
 from cachesvc.daemon.processes import jobs
@@ -135,6 +136,7 @@ class Service:
                 notes=dataset.catalog.notes[:MAX_NOTES],
                 stale=stale,
                 kept=[dataset.id, *answer.before] if stale else [],
+                sharing=self._sharing(dataset, context),
             )
 
     def OpenPrepared(
@@ -327,6 +329,12 @@ class Service:
         job = jobs.BuildJob(uris, options, self._datasets.directory, request.refresh, request.version)
         asked = (tuple(uris), options, request.refresh, request.version)
         return self._loop.call(lambda: self._builds.submit(user, asked, job, answers.put))
+
+    def _sharing(self, dataset: ServedDataset, context: grpc.ServicerContext) -> list[DatasetId]:
+        if dataset.catalog.format != "objects":
+            return []
+        peer = self._callers.of(context)
+        return self._loop.call(lambda: sharing(self._datasets, dataset, peer))
 
     def _verify(self, extent: ExtentId, tier: TierName, context: grpc.ServicerContext) -> bool:
         answers: queue.Queue[CheckResult] = queue.Queue()
