@@ -121,7 +121,7 @@ class _Link:
 
     def __init__(self, channel: socket.socket) -> None:
         self.number = next(_numbers)
-        self.ended = False
+        self.ended, self._full = False, False
         self._channel, self._loop = channel, asyncio.get_running_loop()
         self._waiting: dict[int, asyncio.Future[LeasedPart | None]] = {}
         self._unsent: deque[bytes] = deque()
@@ -133,8 +133,7 @@ class _Link:
         number = next(self._requests)
         answered: asyncio.Future[LeasedPart | None] = self._loop.create_future()
         self._waiting[number] = answered
-        late = DeadlineExceeded(f"{version.uri} did not come in {timeout_s:.0f} s")
-        timer = self._loop.call_later(timeout_s, _fail, answered, late)
+        timer = self._loop.call_later(timeout_s, _late, answered, version, timeout_s)
         try:
             named = f"{version.etag} {version.uri}"
             self.send(Message(Op.READ, number, offset, version.size_bytes, text=named))
@@ -174,8 +173,11 @@ class _Link:
             while self._unsent:
                 self._channel.send(self._unsent[0])
                 self._unsent.popleft()
-            self._loop.remove_writer(self._channel)
+            if self._full:
+                self._loop.remove_writer(self._channel)
+            self._full = False
         except (BlockingIOError, InterruptedError):
+            self._full = True
             self._loop.add_writer(self._channel, self._send_all)
         except OSError:
             self.end()
@@ -207,6 +209,10 @@ class _Link:
                 waiting.set_result(None)
             elif message.op is Op.FAILED:
                 waiting.set_exception(from_code(message.size, message.text))
+
+
+def _late(waiting: asyncio.Future[LeasedPart | None], version: ObjectVersion, timeout_s: float) -> None:
+    _fail(waiting, DeadlineExceeded(f"{version.uri} did not come in {timeout_s:.0f} s"))
 
 
 def _fail(waiting: asyncio.Future[LeasedPart | None], error: CacheError) -> None:

@@ -20,6 +20,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import lru_cache
 from typing import Any
 
 from cachesvc.config import S3_SOCKET
@@ -31,6 +32,8 @@ SECRET_BYTES = 32
 LIFETIME_S, MAX_LIFETIME_S = 3600, 12 * 3600
 """An hour, which clients with a `credential_process` renew; twelve, for those that read variables once."""
 _MAC_BYTES = 16
+KNOWN = 256
+"""Tokens of this node that are not read anew for each request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,7 @@ class Keys:
     def __init__(self, secret: bytes) -> None:
         """`secret`: the node's own, of `SECRET_BYTES`."""
         self._secret = secret
+        self._user_of = lru_cache(KNOWN)(self._read_token)
 
     def issue(self, user: Peer, lifetime_s: int, now: float) -> Issued:
         """Return keys of a user for `lifetime_s` seconds, 12 hours at most."""
@@ -67,6 +71,15 @@ class Keys:
                 "InvalidAccessKeyId",
                 "this key is none of this node's (they have session tokens); `cachesvc env` prints some",
             )
+        user, own_key, secret_key, expires_at = self._user_of(token)
+        if not hmac.compare_digest(access_key, own_key):
+            raise S3Error("InvalidAccessKeyId", "the access key and the session token do not belong together")
+        if now >= expires_at:
+            raise S3Error("ExpiredToken", "the keys have expired: ask for new ones (cachesvc credentials)")
+        return user, secret_key
+
+    def _read_token(self, token: str) -> tuple[Peer, str, str, int]:
+        """Return user, access key, secret key and end of a token. Raises S3Error: InvalidToken."""
         try:
             raw = base64.urlsafe_b64decode(token.encode())
         except ValueError:
@@ -77,11 +90,7 @@ class Keys:
                 "InvalidToken", "the session token is none of this node's; `cachesvc env` prints one"
             )
         uid, gids, expires_at = json.loads(said)
-        if not hmac.compare_digest(access_key, self._access_key(said)):
-            raise S3Error("InvalidAccessKeyId", "the access key and the session token do not belong together")
-        if now >= expires_at:
-            raise S3Error("ExpiredToken", "the keys have expired: ask for new ones (cachesvc credentials)")
-        return Peer(uid, frozenset(gids)), self._secret_key(said)
+        return Peer(uid, frozenset(gids)), self._access_key(said), self._secret_key(said), expires_at
 
     def _access_key(self, said: bytes) -> str:
         return f"CSVC{base64.b32encode(self._derived('id', said)[:10]).decode()}"

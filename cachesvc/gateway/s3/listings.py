@@ -10,7 +10,6 @@ from xml.sax.saxutils import escape
 
 _NAMESPACE = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
 _ECHOED = {
-    "Prefix": "prefix",
     "Delimiter": "delimiter",
     "StartAfter": "start-after",
     "ContinuationToken": "continuation-token",
@@ -31,30 +30,41 @@ def listing(
     url = given.get("encoding-type") == "url"
     rows = [row for row in page.get("Contents", ()) if visible(row["Key"])]
     prefixes = [each["Prefix"] for each in page.get("CommonPrefixes", ()) if visible(each["Prefix"])]
+    second, prefix = "list-type" in given, [("Prefix", given.get("prefix", ""))]
     fields: list[tuple[str, object]] = [("Name", bucket)]
-    fields += [(name, given[argument]) for name, argument in _ECHOED.items() if argument in given]
+    echoed = ({} if second else {"Marker": ""}) | {
+        name: given[argument] for name, argument in _ECHOED.items() if argument in given
+    }
+    fields += [(name, text) for name, text in echoed.items() if text or name != "Delimiter"]
     fields.append(("MaxKeys", page.get("MaxKeys", 1000)))
-    if "list-type" in given:
+    if second:
         fields.append(("KeyCount", len(rows) + len(prefixes)))
     if url:
         fields.append(("EncodingType", "url"))
     fields.append(("IsTruncated", bool(page.get("IsTruncated"))))
     fields += [(name, page[name]) for name in ("NextContinuationToken",) if page.get(name)]
-    if "list-type" not in given and page.get("IsTruncated"):
+    if not second and page.get("IsTruncated"):
         fields.append(("NextMarker", page.get("NextMarker") or page["Contents"][-1]["Key"]))
-    parts = [_elements(fields, url)]
-    parts += [f"<Contents>{_elements(_row(row), url)}</Contents>" for row in rows]
+    parts = [
+        _elements(fields, url),
+        _elements(prefix, url and second),
+    ]  # clients decode that of the second version
+    parts += [f"<Contents>{_elements(_row(row), url)}{_owner(row)}</Contents>" for row in rows]
     parts += [f"<CommonPrefixes>{_elements([('Prefix', each)], url)}</CommonPrefixes>" for each in prefixes]
     return _document("ListBucketResult", parts)
 
 
-def buckets(names: Sequence[str]) -> bytes:
-    """Return the document of ListBuckets. The node does not know when buckets were created."""
-    made = "1970-01-01T00:00:00.000Z"
+def buckets(names: Sequence[str], prefix: str, after: str, most: int) -> bytes:
+    """Return the document of ListBuckets: at most so many of those that begin with a prefix, behind the name `after`. The
+    node does not know when buckets were created."""
+    made, left = "1970-01-01T00:00:00.000Z", sorted(name for name in names if name > after)
+    left = [name for name in left if name.startswith(prefix)]
     rows = [
-        f"<Bucket>{_elements([('Name', name), ('CreationDate', made)], False)}</Bucket>" for name in names
+        f"<Bucket>{_elements([('Name', name), ('CreationDate', made)], False)}</Bucket>"
+        for name in left[:most]
     ]
-    return _document("ListAllMyBucketsResult", ["<Buckets>", *rows, "</Buckets>"])
+    more = [("ContinuationToken", left[most - 1])] if len(left) > most else []
+    return _document("ListAllMyBucketsResult", ["<Buckets>", *rows, "</Buckets>", _elements(more, False)])
 
 
 def location(region: str) -> bytes:
@@ -65,6 +75,11 @@ def location(region: str) -> bytes:
 def _row(row: dict[str, Any]) -> list[tuple[str, object]]:
     names = ("Key", "LastModified", "ETag", "Size", "StorageClass")
     return [(name, row[name]) for name in names if name in row]
+
+
+def _owner(row: dict[str, Any]) -> str:
+    """Return who owns an object, which ListObjects states always, and ListObjectsV2 where it is asked."""
+    return f"<Owner>{_elements(row['Owner'].items(), False)}</Owner>" if "Owner" in row else ""
 
 
 def _elements(fields: Iterable[tuple[str, object]], url: bool) -> str:

@@ -133,7 +133,9 @@ def names_tag(header: str, etag: str) -> bool:
 
 def _is_after(last_modified: str, since: str | None) -> bool | None:
     """Tell whether an object was modified after a time; None where a time is missing or malformed."""
+    if since is None:
+        return None
     try:
-        return parsedate_to_datetime(last_modified) > parsedate_to_datetime(since or "")
+        return parsedate_to_datetime(last_modified) > parsedate_to_datetime(since)
     except (ValueError, TypeError):
         return None

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 XML = "application/xml"
 TRIES = 3
 """Versions of an object that one request may meet: an object that changes while it is asked for."""
-MAX_KEYS = 1000
+MAX_KEYS, MAX_BUCKETS = 1000, 10_000
 _OPERATIONS = frozenset({
     "accelerate", "acl", "analytics", "attributes", "cors", "delete", "encryption", "inventory", "legal-hold", "lifecycle",
     "logging", "metrics", "notification", "object-lock", "ownershipControls", "partNumber", "policy", "policyStatus",
@@ -92,7 +92,7 @@ class Service:
         if ask.key:
             return await self._object(request, ask)
         if not ask.bucket:
-            return _document(listings.buckets(await self._buckets(ask)))
+            return _document(_page_of_buckets(await self._buckets(ask), ask.given))
         try:
             return await self._bucket(ask)
         except NotFound as error:
@@ -238,9 +238,6 @@ def _part_number(given: dict[str, str]) -> int:
 
 def _arguments(given: dict[str, str]) -> dict[str, Any]:
     """Return the arguments of boto3 for those of a listing's query. Raises S3Error."""
-    most = given.get("max-keys", str(MAX_KEYS))
-    if not re.fullmatch(r"\d{1,9}", most):
-        raise S3Error("InvalidArgument", "max-keys is no number")
     names = {"prefix": "Prefix", "delimiter": "Delimiter"}
     if "list-type" not in given:
         names |= {"marker": "Marker"}
@@ -249,7 +246,23 @@ def _arguments(given: dict[str, str]) -> dict[str, Any]:
     else:
         names |= {"start-after": "StartAfter", "continuation-token": "ContinuationToken"}
     found: dict[str, Any] = {names[name]: value for name, value in given.items() if value and name in names}
-    return found | {"MaxKeys": min(int(most), MAX_KEYS)}
+    if given.get("fetch-owner") == "true" and "list-type" in given:
+        found["FetchOwner"] = True
+    return found | {"MaxKeys": min(_number(given, "max-keys", MAX_KEYS), MAX_KEYS)}
+
+
+def _page_of_buckets(names: Sequence[str], given: dict[str, str]) -> bytes:
+    most = _number(given, "max-buckets", MAX_BUCKETS)
+    if not 0 < most <= MAX_BUCKETS:
+        raise S3Error("InvalidArgument", f"max-buckets must be 1 to {MAX_BUCKETS:,}")
+    return listings.buckets(names, given.get("prefix", ""), given.get("continuation-token", ""), most)
+
+
+def _number(given: dict[str, str], name: str, otherwise: int) -> int:
+    text = given.get(name, str(otherwise))
+    if not re.fullmatch(r"\d{1,9}", text):
+        raise S3Error("InvalidArgument", f"{name} is no number")
+    return int(text)
 
 
 def _document(body: bytes) -> web.StreamResponse:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import lru_cache
 from urllib.parse import quote, unquote
 
 from cachesvc.gateway.s3.errors import S3Error
@@ -20,6 +21,8 @@ ALGORITHM = "AWS4-HMAC-SHA256"
 SKEW_S = 900.0
 """The most that a client's clock may differ, as AWS has it."""
 MAX_EXPIRES_S = 7 * 86_400
+KEYS = 256
+"""Keys of users and dates that are not derived anew for each request."""
 EMPTY = hashlib.sha256(b"").hexdigest()
 _HEADER = re.compile(
     rf"{ALGORITHM} +Credential=([^, ]+), *SignedHeaders=([^, ]+), *Signature=([0-9a-f]{{64}})"
@@ -145,12 +148,13 @@ def _signature(
         ]
     )
     digest = hashlib.sha256(canonical.encode("utf-8", "surrogateescape")).hexdigest()
-    return _signed(_key(claim, secret), [ALGORITHM, claim.time, "/".join(claim.scope), digest])
+    return _signed(_key(claim.scope, secret), [ALGORITHM, claim.time, "/".join(claim.scope), digest])
 
 
-def _key(claim: Claimed, secret: str) -> bytes:
+@lru_cache(KEYS)
+def _key(scope: tuple[str, ...], secret: str) -> bytes:
     key = f"AWS4{secret}".encode()
-    for part in claim.scope:
+    for part in scope:
         key = hmac.digest(key, part.encode("utf-8", "surrogateescape"), "sha256")
     return key
 
@@ -163,7 +167,7 @@ class ChunkSignatures:
     """Verifies the signatures of a body's chunks and trailers, each of which covers the one before it."""
 
     def __init__(self, claim: Claimed, secret: str) -> None:
-        self._key, self._before = _key(claim, secret), claim.signature
+        self._key, self._before = _key(claim.scope, secret), claim.signature
         self._head = [claim.time, "/".join(claim.scope)]
 
     def check_chunk(self, digest: str, stated: str) -> None:

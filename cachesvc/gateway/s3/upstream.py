@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
-from cachesvc.core.errors import SourceChanged
+from cachesvc.core.errors import SourceChanged, SourceUnavailable
 from cachesvc.core.model import ObjectVersion
+from cachesvc.gateway.s3.errors import S3Error
 from cachesvc.sources.s3.s3 import S3Source
 
 MAX_REMEMBERED = 1 << 14
@@ -20,6 +21,8 @@ MAX_REMEMBERED = 1 << 14
 MAX_PAGES = 64
 CALLS = 32
 """Calls at once, each on a thread: as many as boto3 keeps connections."""
+_NO_PART = {400: "InvalidPart", 416: "InvalidPartNumber"}
+"""How sources say that an object has fewer parts than a request names. A HEAD has no body that would."""
 _T = TypeVar("_T")
 _PASSED = frozenset(
     {
@@ -108,10 +111,17 @@ class Upstream:
     async def _head(self, bucket: str, key: str, part: int) -> Metadata:
         uri = f"s3://{bucket}/{key}"
         arguments: dict[str, str | int] = {"PartNumber": part} if part else {}
-        found = await self._call(
-            uri, "head_object", Bucket=bucket, Key=key, ChecksumMode="ENABLED", **arguments
-        )
+        named: dict[str, str | int] = {"Bucket": bucket, "Key": key, "ChecksumMode": "ENABLED", **arguments}
+        try:
+            found = await self._call(uri, "head_object", **named)
+        except SourceUnavailable as error:
+            answer = getattr(error.__cause__, "response", {}).get("ResponseMetadata", {})
+            if part and (code := _NO_PART.get(answer.get("HTTPStatusCode"))):
+                raise S3Error(code, f"{uri} has no part {part}") from error
+            raise
         stated: dict[str, str] = found["ResponseMetadata"]["HTTPHeaders"]
+        if part > 1 and "content-range" not in stated:  # some answer with the whole of an object that has one
+            raise S3Error("InvalidPart", f"{uri} has no part {part}")
         headers = {
             name: value
             for name, value in stated.items()

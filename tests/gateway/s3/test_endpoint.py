@@ -137,6 +137,9 @@ def test_ranges_and_parts_are_those_of_the_object(client: Any, tree: tuple[str, 
     assert code_of(client.get_object, Bucket=bucket, Key="data/zero", Range="bytes=0-") == "InvalidRange"
     second = client.get_object(Bucket=bucket, Key="data/parts", PartNumber=2)
     assert second["Body"].read() == bodies["data/parts"][5 * MIB :]
+    for key, number in (("data/parts", 3), ("data/plain.bin", 2)):
+        code = code_of(client.get_object, Bucket=bucket, Key=key, PartNumber=number)
+        assert code in ("InvalidPart", "InvalidPartNumber")
 
 
 def test_listings_have_the_forms_that_clients_ask_for(
@@ -156,11 +159,21 @@ def test_listings_have_the_forms_that_clients_ask_for(
     after = client.list_objects_v2(Bucket=bucket, Prefix="data/many/", StartAfter="data/many/22")
     assert [row["Key"] for row in after["Contents"]] == many[23:]
     assert client.list_objects_v2(Bucket=bucket, Prefix="data/none/")["KeyCount"] == 0
+    named = client.list_objects(Bucket=bucket, Prefix="data/many/\n", Delimiter="")
+    assert (named["Prefix"], named["Marker"], "Delimiter" in named) == ("data/many/\n", "", False)
+    for owned in (
+        client.list_objects(Bucket=bucket, Prefix="data/many/"),
+        client.list_objects_v2(Bucket=bucket, Prefix="data/many/", FetchOwner=True),
+    ):
+        assert all("ID" in row["Owner"] for row in owned["Contents"])
+    assert "Owner" not in after["Contents"][0]
 
 
 def test_only_allowed_prefixes_are_seen(client: Any, tree: tuple[str, dict[str, bytes]]) -> None:
     bucket, _ = tree
     assert [each["Name"] for each in client.list_buckets()["Buckets"]] == [bucket]
+    assert not client.list_buckets(MaxBuckets=1, ContinuationToken=bucket)["Buckets"]
+    assert not client.list_buckets(Prefix=f"{bucket}-")["Buckets"]
     assert client.head_bucket(Bucket=bucket)["ResponseMetadata"]["HTTPStatusCode"] == 200
     client.get_bucket_location(Bucket=bucket)
     above = client.list_objects_v2(Bucket=bucket, Delimiter="/")
