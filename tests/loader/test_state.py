@@ -71,6 +71,17 @@ def test_another_cut_of_a_step_is_refused_with_its_number(link: MemoryLink) -> N
             small(link, **{"global_batch_size": 16} | other).load_state_dict(first.state_dict())
 
 
+def test_an_earlier_epoch_in_smaller_batches_than_before_has_a_state(link: MemoryLink) -> None:
+    first = small(link, global_batch_size=16)
+    list(first)
+    then = small(link, global_batch_size=8)
+    then.load_state_dict(first.state_dict())
+    then.set_epoch(0)
+    again = small(link, global_batch_size=8)
+    again.load_state_dict(then.state_dict())
+    assert [batch.tolist() for batch in again] == [batch.tolist() for batch in then]
+
+
 @pytest.mark.parametrize("given", [{"window": "all"}, {"last": "drop"}, {"drop_last": True}])
 def test_arguments_apply_from_the_next_epoch_and_contradict_a_state_within_one(
     link: MemoryLink, given: dict[str, Any]

@@ -139,10 +139,11 @@ class RunSteps:
         self._phases = [*zip(firsts, [*firsts[1:], _MOST], strict=True)]
 
     def first(self, epoch: int) -> int:
-        """The first data step of an epoch. Epochs before `since_epoch` count back as if the order had been the same."""
+        """The first data step of an epoch. Epochs before `since_epoch` count back as if the order had been the same, at
+        most to step 0: global batches may have been larger before."""
         found = self._since_step
         if epoch < self._phases[0][0]:
-            return found - (self._phases[0][0] - epoch) * self._steps_of(epoch)
+            return max(0, found - (self._phases[0][0] - epoch) * self._steps_of(epoch))
         for begin, end in self._phases:
             if begin >= epoch:
                 break

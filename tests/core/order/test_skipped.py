@@ -125,6 +125,11 @@ def test_data_steps_count_through_epochs_of_several_lengths(
             number += 1
 
 
+def test_epochs_before_the_order_count_back_to_step_0() -> None:
+    steps = RunSteps(3, 14, [], lambda epoch: 6)
+    assert [steps.first(epoch) for epoch in range(5)] == [0, 2, 8, 14, 20]
+
+
 def test_texts_that_name_no_steps_are_refused() -> None:
     assert parse_skipped("").ranges == []
     assert skipped_by([range(5, 9), (7, 12), range(3, 3 + 1)]).text == "3:4,5:12"
