@@ -99,9 +99,11 @@ class Lookahead:
         """Return whether an absent extent may be fetched now."""
         if not self._reserve.streams:
             return not plan.in_next_epoch or plan.entered_bytes < self._reserve.window_bytes
+        if plan.in_next_epoch:  # the schedule of the next plan spreads these fills
+            return False
         if self._reserve.oversubscribed_by(plan.window.user):
             return self._policy.room_to_keep(entry)
-        schedule = None if (reader_waits and plan.passed) or plan.in_next_epoch else plan.schedule
+        schedule = None if reader_waits and plan.passed else plan.schedule
         if schedule is not None and not schedule.allows(plan.next, plan.passed):
             return False
         return self._has_room(plan.window, entry)
