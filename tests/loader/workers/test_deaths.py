@@ -74,7 +74,8 @@ def test_a_sample_that_kills_its_worker_twice_is_that_samples_error(
     if given.get("persistent_workers"):  # the next epoch knows them
         caplog.clear()
         assert len(read(batches)[1]) in (1, 2)
-        assert caplog.messages == []
+        # A worker may have begun the sample before another's death made it known; its own is noticed in this epoch.
+        assert len(caplog.messages) < given["num_workers"]
 
 
 def test_such_a_sample_is_left_out_on_request(link: MemoryLink) -> None:

@@ -218,7 +218,7 @@ def test_images_of_16_bits_are_clipped_with_one_warning(
         rows = open_dataset(tmp_path / "d", fields="png", image_mode=mode)
         with pytest.warns(UserWarning, match=r"'png' .* is clipped at 255 .* image_mode=None") as said:
             assert [rows[0].mode, rows[1].mode] == [mode, mode]
-        assert len(said) == 1
+        assert sum("is clipped" in str(each.message) for each in said) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         rows = open_dataset(tmp_path / "d", fields="png", image_mode=None)
