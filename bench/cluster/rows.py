@@ -71,7 +71,7 @@ class Bench:
             yield cluster
 
     def _options(self, cluster: Cluster, node: Node) -> list[str]:
-        """Without comparisons of extents from peers with the source, whose bytes would count as fetched twice."""
+        """Return the options of a node. Extents from peers are not compared with the source, which would count twice."""
         return [*self.options(cluster, node), "--compare-peers", "0"]
 
     @property

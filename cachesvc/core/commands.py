@@ -14,8 +14,8 @@ from cachesvc.core.model import Counted, ExtentId, ReaderId, Stay, TierName
 
 
 class Need(IntEnum):
-    """What waits for a fill. Of late requests those for a lower need are sent again first, and of one need those of the
-    fill that began first, since fills begin in the order of plans."""
+    """Who waits for a fill: a reader, a plan or nobody. Late requests of the fill with the lowest value are sent again
+    first. Between fills of equal value the older one is first, since fills begin in the order of plans."""
 
     READER = 0
     PLAN = 1

@@ -93,7 +93,7 @@ class SharedHedges:
             self._unsaid_bytes += received_bytes
             say = self._unsaid_bytes >= _EARNED_BYTES
         if say:
-            self.fits(0)
+            self.spend(0)  # adds what was received to the budget
 
     def fits(self, size_bytes: int) -> bool:
         """Return whether so many bytes are left."""

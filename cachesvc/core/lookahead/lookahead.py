@@ -6,9 +6,9 @@ and not yet read (`order_windows.py`). They fetch it along a schedule (`schedule
 over the whole plan. A schedule delays no reader: while a reader waits for a fill, only room and slots limit its plans.
 
 Over extents that are resident, or fit no tier that works, a plan goes `window_bytes` ahead and no further, so that one
-event never walks a whole plan. Neither does it go further over the extents of the next epoch, which follow its rows. A
-plan that is not scheduled yet, or whose cursor has left a backlog behind, starts no fill. Its readers' demands fetch the
-extents that they need.
+event never walks a whole plan. The extents of the next epoch follow its rows, within the same limit; where the data does
+not fit, none of them is fetched from the source before the next plan. A plan that is not scheduled yet, or whose cursor has
+left a backlog behind, starts no fill. Its readers' demands fetch the extents that they need.
 
 A plan begins with the extents of its first step. While they come, it fetches no other large extent: all together would
 share the source's bandwidth, and the first batch would wait for all.

@@ -13,8 +13,7 @@ MAX_CLAIMS = 16
 
 @dataclass(slots=True)
 class HedgeBudget:
-    """What is left of the budget, and which processes wait for it. The lower the rank of a read, the sooner it is
-    needed."""
+    """The bytes that are left, and the processes that wait for some. A read with a lower rank is needed sooner."""
 
     left_bytes: float = 0.0
     claims: dict[int, tuple[float, float]] = field(default_factory=dict)

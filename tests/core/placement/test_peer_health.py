@@ -69,7 +69,7 @@ def test_a_port_that_is_silent_is_not_probed_by_reads() -> None:
 
 
 def test_a_port_that_answers_although_reads_break_off_does_not_bring_the_node_back() -> None:
-    """As where large packets are dropped on the way, and small ones are not."""
+    """A path that drops large packets and passes small ones does this."""
     health, reads, now = PlacesHealth(), 0, 0.0
     while now < 3600:
         health.answered("b", 0.001)

@@ -1,4 +1,4 @@
-"""What one node prepared is read from it by nodes that share such data, and by no others."""
+"""Nodes with --share-prepared read from each other what users prepared; others do not."""
 
 from __future__ import annotations
 
