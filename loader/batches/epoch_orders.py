@@ -32,8 +32,6 @@ class EpochOrders:
     def __init__(self, spec: OrderSpec, layout: ExtentLayout, composite: Mixture | Packed | None) -> None:
         self.spec, self._layout, self._composite = spec, layout, composite
         self._skipped, self._excluded = parse_skipped(spec.skipped), parse_excluded(spec.excluded)
-        self.run_steps = RunSteps(spec.since_epoch, spec.since_step, self.mixture_changes, self.data_steps)
-        """The numbers of all steps of the run."""
 
     def of(self, epoch: int) -> EpochOrder | RunOrder:
         """Return the order of an epoch."""
@@ -50,6 +48,12 @@ class EpochOrders:
         return ordinals if index_of is None else index_of[ordinals]
 
     # ---- steps
+
+    @property
+    def run_steps(self) -> RunSteps:
+        """The numbers of all steps of the run. Made for each use: one that is kept would refer back to this object, and a
+        dataset that is dropped would hold its daemon's room until the garbage collector runs."""
+        return RunSteps(self.spec.since_epoch, self.spec.since_step, self.mixture_changes, self.data_steps)
 
     @property
     def mixture_changes(self) -> tuple[int, ...]:

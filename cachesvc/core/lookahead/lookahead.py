@@ -26,6 +26,7 @@ from cachesvc.core.records.residency import CacheEntry, Copy, Role
 from cachesvc.core.tiering.copies import Copies
 from cachesvc.core.tiering.fill_starts import FillStarts, Readiness
 from cachesvc.core.tiering.policy import Requester
+from cachesvc.core.tiering.room import NOWHERE
 
 FEED_LIMIT = 64
 """Rows examined in one event: well under a millisecond, so that grants never wait for a long plan."""
@@ -145,6 +146,8 @@ class Lookahead:
         if self._copies.busy:
             return not promotes
         placement = self._policy.promote(entry)
+        if placement is NOWHERE and not plan.in_next_epoch and self._plans.withdraw_next_epoch():
+            placement = self._policy.promote(entry)
         if self._copies.carry_out(placement, entry, source=copy):
             return True
         return not placement.room_coming and not (promotes and self._policy.window_has_room)

@@ -154,6 +154,14 @@ class Plans:
         plan.enter(0 if free else entry.size_bytes)
         self._copies.need(entry)
 
+    def withdraw_next_epoch(self) -> bool:
+        """Give up what plans have entered of the next epoch, where rows of this one wait for room; whether there was any.
+        The plan of the next epoch enters it again."""
+        withdrawn = [(plan, extent) for plan in self.plans.values() for extent in plan.withdraw_following()]
+        for plan, extent in withdrawn:
+            self._leave(plan, extent)
+        return bool(withdrawn)
+
     def skip(self, plan: PlanState, extent: ExtentId) -> None:
         """Skip a plan's next row: it was consumed before a row that is not yet, or its extent is unknown."""
         if not plan.in_next_epoch:
@@ -363,6 +371,18 @@ class PlanState:
         """The entered extents that follow the rows, in order."""
         entered = sorted(index for _, index, _ in self.entered if index >= len(self.rows))
         return [self.row(index)[0] for index in entered]
+
+    def withdraw_following(self) -> list[ExtentId]:
+        """Remove the extents that follow the rows; those that had been entered, in order."""
+        entered = self.entered_of_next_epoch() if self.in_next_epoch else []
+        if entered:
+            rest = [each for each in self.entered if each[0] != NEXT_EPOCH]
+            self.entered_bytes -= sum(size_bytes for step, _, size_bytes in self.entered if step == NEXT_EPOCH)
+            self.entered = rest
+            heapq.heapify(rest)
+            self.next = len(self.rows)
+            self.following = ()
+        return entered
 
     def enter(self, size_bytes: int) -> None:
         """Enter the next row, which counts for `size_bytes`."""
