@@ -147,7 +147,8 @@ def _tier(tier: pb.TierStatus) -> list[str]:
         output.size(tier.held_bytes),
         output.size(tier.scrubbed_bytes),
         f"{tier.corrupt_extents:,}",
-        output.tier_trouble(tier),
+        output.tier_trouble(tier)
+        or (f"{output.size(tier.unplanned_bytes)} without a plan" if tier.unplanned_bytes else ""),
     ]
 
 

@@ -251,7 +251,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class TierStatus(_message.Message):
-    __slots__ = ("name", "budget_bytes", "used_bytes", "held_bytes", "lost", "corrupt_extents", "scrubbed_bytes", "full", "stalled", "granted_bytes")
+    __slots__ = ("name", "budget_bytes", "used_bytes", "held_bytes", "lost", "corrupt_extents", "scrubbed_bytes", "full", "stalled", "granted_bytes", "unplanned_bytes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -262,6 +262,7 @@ class TierStatus(_message.Message):
     FULL_FIELD_NUMBER: _ClassVar[int]
     STALLED_FIELD_NUMBER: _ClassVar[int]
     GRANTED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    UNPLANNED_BYTES_FIELD_NUMBER: _ClassVar[int]
     name: str
     budget_bytes: int
     used_bytes: int
@@ -272,7 +273,8 @@ class TierStatus(_message.Message):
     full: bool
     stalled: bool
     granted_bytes: int
-    def __init__(self, name: _Optional[str] = ..., budget_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ..., lost: _Optional[bool] = ..., corrupt_extents: _Optional[int] = ..., scrubbed_bytes: _Optional[int] = ..., full: _Optional[bool] = ..., stalled: _Optional[bool] = ..., granted_bytes: _Optional[int] = ...) -> None: ...
+    unplanned_bytes: int
+    def __init__(self, name: _Optional[str] = ..., budget_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ..., lost: _Optional[bool] = ..., corrupt_extents: _Optional[int] = ..., scrubbed_bytes: _Optional[int] = ..., full: _Optional[bool] = ..., stalled: _Optional[bool] = ..., granted_bytes: _Optional[int] = ..., unplanned_bytes: _Optional[int] = ...) -> None: ...
 
 class DatasetStatus(_message.Message):
     __slots__ = ("dataset", "resident_bytes", "resident_extents", "readers", "pinned", "hits", "ahead", "misses", "refused", "source_bytes", "bound", "kept_bytes", "peer_bytes", "epochs", "listed_at", "hit_rate", "residency", "hit_rates", "bounds")

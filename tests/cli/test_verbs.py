@@ -103,6 +103,9 @@ def test_a_full_tier_is_named_in_every_report(cache: CannedCache, capsys: Any, t
     (told,) = (row for row in rows(capsys.readouterr().out) if row["check"] == "daemon")
     assert told["level"] == "warn"
     assert "nvme0 takes no more" in told["text"]
+    cache.tier = pb.TierStatus(name="nvme0", unplanned_bytes=3 << 20)
+    assert run(["status"]) == 0
+    assert "3.0 MiB without a plan" in capsys.readouterr().out
     cache.tier = pb.TierStatus(name="nvme0", full=True, stalled=True)
     assert run(["status"]) == 0
     assert "does not answer" in capsys.readouterr().out

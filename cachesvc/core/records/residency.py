@@ -371,16 +371,18 @@ class TierState:
     @property
     def unused_bytes(self) -> int:
         """Bytes of `unused`."""
-        return self.dormant.size_bytes + self.lru.size_bytes + self._undeclared_bytes
+        return self.dormant.size_bytes + self.lru.size_bytes + self.unplanned_bytes
 
     @property
-    def _undeclared_bytes(self) -> int:
+    def unplanned_bytes(self) -> int:
+        """Idle bytes that readers without a plan used last, where these have a share; objects that no dataset declares are
+        among them."""
         return self.lru_unplanned.size_bytes + self.passing.size_bytes
 
     @property
     def spare_bytes(self) -> int:
         """Bytes of `spare`, to within one extent."""
-        return self.unused_bytes - min(self._undeclared_bytes, self.unplanned_share_bytes)
+        return self.unused_bytes - min(self.unplanned_bytes, self.unplanned_share_bytes)
 
     def lru_of(self, copy: Copy) -> EvictionList:
         """The list of an LRU copy."""

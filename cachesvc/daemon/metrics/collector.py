@@ -59,6 +59,12 @@ _OF_TIERS = (
         "held_bytes",
         "The part of the budget that readers have mapped since before this daemon started.",
     ),
+    (
+        _GAUGE,
+        "tier_unplanned_bytes",
+        "unplanned_bytes",
+        "Bytes of readers without a plan, where these have a share.",
+    ),
     (_GAUGE, "tier_lost", "lost", "1 while a tier answers with errors."),
     (_COUNTER, "corrupt_extents", "corrupt_count", "Copies that failed their checksums."),
     (_COUNTER, "scrubbed_bytes", "scrubbed_bytes", "Bytes verified in the background."),
