@@ -12,7 +12,7 @@ from fractions import Fraction
 from urllib.parse import quote
 
 from cachesvc.core.errors import InvalidInput
-from cachesvc.core.model import EXTENT_BYTES
+from cachesvc.core.model import EXTENT_BYTES, PART_BYTES
 from cachesvc.core.rates.hedge_budget import HEDGE_SHARE
 from cachesvc.system.footprint import default_fillers, footprint_bytes, largest_ram_bytes, work_bytes
 
@@ -195,6 +195,8 @@ class Settings:
     """HOST:PORT of the S3 endpoint."""
     s3_fresh_s: float = 60.0
     """The greatest age of metadata and listings that the S3 endpoint answers with; 0: the source is asked each time."""
+    s3_part_bytes: int = PART_BYTES
+    """How objects are cut that no dataset has, where programs read them by S3."""
     s3_writes: tuple[str, ...] = ()
     """Prefixes, perhaps with users, below which the S3 endpoint passes writes on to the source."""
     extent_bytes: int = EXTENT_BYTES
@@ -441,6 +443,8 @@ def validate(settings: Settings) -> None:
     """Raise InvalidInput, one line that says what to change, for settings that cannot work together."""
     if settings.extent_bytes < 4096 or settings.extent_bytes % 4096:
         raise InvalidInput(f"--extent-bytes {settings.extent_bytes} is not a multiple of 4096")
+    if settings.s3_part_bytes < 4096 or settings.s3_part_bytes % 4096:
+        raise InvalidInput(f"--s3-part {settings.s3_part_bytes} is not a multiple of 4096")
     if settings.ram_bytes < settings.extent_bytes and not settings.nvme:
         raise InvalidInput(
             f"the RAM budget of {size_text(settings.ram_bytes)} cannot hold one extent of"
@@ -455,15 +459,7 @@ def validate(settings: Settings) -> None:
     prefixes = [section.prefix for section in settings.source]
     if doubled := [prefix for prefix in prefixes if prefixes.count(prefix) > 1]:
         raise InvalidInput(f"--source names {doubled[0]} more than once; name each prefix once")
-    own_way = [
-        each for each in settings.source if each != _only_rates(each) and each.prefix.startswith("s3:")
-    ]
     _check_writes(settings)
-    if settings.s3 and own_way:
-        raise InvalidInput(
-            f"--s3 reads all buckets as the AWS environment says, and the source {own_way[0].prefix} is read in"
-            " another way; give one of the two"
-        )
     share, known = settings.unplanned_share, not any(spec.share for spec in settings.nvme)
     largest = max(settings.ram_bytes, *(spec.size_bytes for spec in settings.nvme), 0)
     if share and known and not settings.s3 and share * largest < settings.extent_bytes:
@@ -503,12 +499,6 @@ def _check_writes(settings: Settings) -> None:
         prefix, _ = parse_allow(text, "--s3-writes")
         if not re.match(r"s3://[^/]", prefix):
             raise InvalidInput(f"--s3-writes {text} is no prefix of S3; write s3://bucket/prefix/")
-
-
-def _only_rates(section: SourceSection) -> SourceSection:
-    return SourceSection(
-        section.prefix, requests_per_s=section.requests_per_s, bytes_per_s=section.bytes_per_s
-    )
 
 
 def is_loopback(address: str) -> bool:

@@ -37,7 +37,7 @@ _CLOSE = re.compile(rb"\r\nconnection: *close", re.I)
 
 @dataclass
 class Fault:
-    """A fault that the next `times` GETs meet whose path contains `path`.
+    """A fault that the next `times` GETs, or requests of another `method`, meet whose path contains `path`.
 
     status           answer `status` (with S3's error `code` and Retry-After where given) without asking the server
     cut              close the connection after `after_bytes` of the body
@@ -62,6 +62,7 @@ class Fault:
     code: str = ""
     retry_after_s: int | None = None
     until: threading.Event = field(default_factory=threading.Event)
+    method: str = "GET"
 
 
 @dataclass
@@ -217,11 +218,11 @@ class Proxy:
 
     def take_fault(self, method: str, path: str) -> Fault | None:
         """The fault for this request, if any; uses it up once."""
-        if method != "GET" or not self.faults:
+        if not self.faults:
             return None
         with self._lock:
             for fault in self.faults:
-                if fault.times > 0 and fault.path in path:
+                if fault.times > 0 and fault.method == method and fault.path in path:
                     fault.times -= 1
                     return fault
         return None

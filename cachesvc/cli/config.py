@@ -111,6 +111,7 @@ def _values(found: Settings, context: click.Context) -> dict[str, object]:
         "metrics": found.metrics,
         "s3": found.s3,
         "s3-fresh": f"{found.s3_fresh_s:g}s",
+        "s3-part": _size(found.s3_part_bytes),
         "s3-writes": list(found.s3_writes),
         "quota": quotas,
         "source": [source_text(section) for section in found.source],

@@ -50,6 +50,7 @@ GROUPS = {
         "listen",
         "s3",
         "s3_fresh",
+        "s3_part",
         "s3_writes",
         "tls_cert",
         "tls_key",
@@ -61,6 +62,7 @@ GROUPS = {
 """The options by group, in the order of the help."""
 DEFAULTS: dict[str, Callable[..., str]] = {
     "extent_bytes": config.size_text,
+    "s3_part": config.size_text,
     "fillers": str,
     "scrub_rate": config.size_text,
     "unplanned_share": "{:g}".format,
@@ -140,6 +142,11 @@ class ServeCommand(config_file.ConfiguredCommand):
     help="Greatest age of metadata and listings by S3; 0 asks the source each time.  [default: 60s]",
 )
 @options.setting(
+    "--s3-part",
+    type=options.SIZE,
+    help="Cut objects that no dataset has into parts of this size, where S3 reads them.",
+)
+@options.setting(
     "--s3-writes",
     multiple=True,
     metavar="PREFIX",
@@ -197,7 +204,7 @@ def serve(context: click.Context, /, json: bool, **given: Any) -> int:
     settings = replace(settings_of(**given), origin=config_file.origin(context))
     config.validate(settings)
     if settings.s3:
-        _check_s3(settings.s3)
+        _check_s3(settings.s3, settings.source)
     try:
         for module in SERVER_MODULES:  # of the daemon's process, which this one does not load
             if find_spec(module) is None:
@@ -211,17 +218,24 @@ def serve(context: click.Context, /, json: bool, **given: Any) -> int:
     return run_service(settings, context.obj or launch_daemon)
 
 
-def _check_s3(address: str) -> None:
+def _check_s3(address: str, sections: Sequence[config.SourceSection]) -> None:
     """Raise InvalidInput where the endpoint would be its own source, or its library is missing."""
     if find_spec("aiohttp") is None:
         raise InvalidInput(f"--s3 needs aiohttp: {install('s3')}")
-    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
-        source = os.environ.get(name, "").partition("://")[2].rstrip("/")
+    named = {name: os.environ.get(name, "") for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")}
+    named |= {f"--source {each.prefix}": each.endpoint for each in sections}
+    for name, url in named.items():
+        source = url.partition("://")[2].rstrip("/")
         if source.replace("localhost", "127.0.0.1") == address.replace("localhost", "127.0.0.1"):
             raise InvalidInput(f"--s3 {address} is the daemon's own source ({name}): choose another port")
 
 
-_NAMES = {"hedge": "hedge_share", "stale_if_error": "stale_if_error_s", "s3_fresh": "s3_fresh_s"}
+_NAMES = {
+    "hedge": "hedge_share",
+    "stale_if_error": "stale_if_error_s",
+    "s3_fresh": "s3_fresh_s",
+    "s3_part": "s3_part_bytes",
+}
 """Names of settings, where they differ from the option's."""
 
 

@@ -36,8 +36,8 @@ RAM = TierName("ram")
 EXTENT_BYTES = 64 << 20
 """64 MiB: long enough to amortise a request (20 ms at 90 MB/s is 1.8 MB), short enough for a window."""
 PART_BYTES = 4 << 20
-"""How objects are cut that no dataset declares: a range costs at most the parts that it touches, and one of 4 MiB takes as
-long as two round trips."""
+"""How objects are cut that no dataset declares, unless settings say otherwise: a range costs at most the parts that it
+touches, and one of 4 MiB takes as long as two round trips."""
 MAX_EXTENTS = 1_000_000
 """Limit of a dataset version, and so of a plan: 64 TB. A daemon holds 330 bytes for each extent."""
 PAGE_BYTES = 4096

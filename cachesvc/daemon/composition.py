@@ -162,7 +162,7 @@ class Composition:
         self._checks = Checks(
             node, tiers, threads.openers, self._fillers, runner.handle, lambda tier: self._watch.suspect(tier)
         )
-        self._object_parts = ObjectParts(self._datasets)
+        self._object_parts = ObjectParts(self._datasets, self._settings.s3_part_bytes)
         parts = FillParts(
             tiers,
             threads.calls,

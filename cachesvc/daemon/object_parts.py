@@ -13,7 +13,7 @@ import msgspec
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.object_ranges import range_of
 from cachesvc.core.errors import InvalidInput
-from cachesvc.core.model import PART_BYTES, DatasetId, Extent, ExtentId, ObjectVersion, Piece, extent_of
+from cachesvc.core.model import DatasetId, Extent, ExtentId, ObjectVersion, Piece, extent_of
 from cachesvc.core.tiering.copies import UNDECLARED
 from cachesvc.daemon.access.tenants import Peer, admits
 from cachesvc.daemon.datasets import Datasets, SealedCatalog, ServedDataset
@@ -59,8 +59,8 @@ class ObjectParts:
     """The extents that hold parts of objects: those of an open dataset, or one of the part alone. Runs on the loop's
     thread."""
 
-    def __init__(self, datasets: Datasets) -> None:
-        self._datasets = datasets
+    def __init__(self, datasets: Datasets, part_bytes: int) -> None:
+        self._datasets, self._part_bytes = datasets, part_bytes
         datasets.undeclared = self.home
         self._waiting: Counter[ExtentId] = Counter()
         self._extents: dict[ExtentId, Extent] = {}
@@ -74,8 +74,8 @@ class ObjectParts:
                 index = found.extent
                 held, size_bytes = dataset.extent_ids[index], dataset.sizes[index]
                 return ObjectPart(held, size_bytes, found.begin, found.end, found.at)
-        begin = offset // PART_BYTES * PART_BYTES
-        size_bytes = min(PART_BYTES, version.size_bytes - begin)
+        begin = offset // self._part_bytes * self._part_bytes
+        size_bytes = min(self._part_bytes, version.size_bytes - begin)
         extent = extent_of([Piece(version, begin, size_bytes)])
         return ObjectPart(extent.id, size_bytes, begin, begin + size_bytes, 0, extent)
 

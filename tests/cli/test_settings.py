@@ -139,6 +139,8 @@ def test_serve_takes_every_option_from_a_variable_too(monkeypatch: pytest.Monkey
         "--s3 127.0.0.1:9000 --s3-writes /data",
         "--s3 127.0.0.1:9000 --s3-writes s3://x/=uid:nobody-of-this-name",
         "--s3 127.0.0.1:9000 --s3-fresh soon",
+        "--s3 127.0.0.1:9000 --s3-part 5000",
+        "--s3 127.0.0.1:9000 --source s3://x/,endpoint=http://localhost:9000",
         "--socket-mode 999",
         "--socket-mode 7777",
         "--listen 8080",

@@ -170,6 +170,7 @@ _OPTIONS = {
     "cluster": "cluster, or another option of it",
     "stale_if_error_s": "stale-if-error",
     "s3_fresh_s": "s3-fresh",
+    "s3_part_bytes": "s3-part",
     "s3_writes": "s3-writes",
 }
 

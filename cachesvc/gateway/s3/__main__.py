@@ -25,14 +25,13 @@ from cachesvc.config import Settings, is_loopback, parse_allow
 from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.daemon.access.tenants import Tenants
 from cachesvc.daemon.processes.logs import configure_logging
+from cachesvc.gateway.s3.accounts import Accounts
 from cachesvc.gateway.s3.bodies import Bodies
 from cachesvc.gateway.s3.keys import SECRET_BYTES, Keys, serve_credentials
 from cachesvc.gateway.s3.passing import Passing
 from cachesvc.gateway.s3.service import Service
 from cachesvc.gateway.s3.upstream import Upstream
 from cachesvc.gateway.s3.writes import Writes
-from cachesvc.sources.s3.s3 import open_s3
-from cachesvc.sources.s3.signing import RequestSigner
 from cachesvc.sources.uri import allowlist
 from cachesvc.system.memory import raise_open_files
 
@@ -84,20 +83,21 @@ async def serve(settings: Settings, ends: asyncio.Event) -> None:
         log.warning("no allowed prefix is of S3: the S3 endpoint serves nothing")
     rules = [rule for rule in settings.rules if rule.prefix in allowed.typed]
     keys = Keys(node_secret(settings.state_dir))
-    source = open_s3()
-    upstream, tenants = Upstream(source, settings.s3_fresh_s), Tenants(allowed, rules)
-    reads, passing = ObjectReads(settings.socket_dir), Passing(RequestSigner(source))
+    accounts = Accounts([each for each in settings.source if each.prefix.startswith("s3://")])
+    upstream, tenants = Upstream(accounts, settings.s3_fresh_s), Tenants(allowed, rules)
+    reads, passing = ObjectReads(settings.socket_dir), Passing(accounts)
     service = Service(
         keys,
         tenants,
         allowed.prefixes or (),
         host_names(settings.s3),
         upstream,
-        Bodies(reads, upstream),
+        Bodies(reads, upstream, settings.s3_part_bytes),
         Writes(passing, tenants, writers(settings.s3_writes), upstream.forget),
     )
     tls = None if is_loopback(settings.s3) else _tls(settings)
     scheme = "http" if tls is None else "https"
+    gc.freeze()  # after boto3 has read its models: a collection that walks them takes tens of milliseconds
     loop = asyncio.get_running_loop()
     connections = Connections(service.handle, raise_open_files(OPEN_FILES) // 4)
     host, _, port = settings.s3.rpartition(":")
@@ -167,7 +167,6 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    gc.freeze()
     try:
         asyncio.run(_run(settings, socket.socket(fileno=int(sys.argv[1]))))
     except CacheError as error:

@@ -6,29 +6,25 @@ import asyncio
 import logging
 import os
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice, pairwise
 from typing import IO, cast
 
 from aiohttp import web
 
 from cachesvc.client.object_reads import LeasedPart, ObjectReads
 from cachesvc.core.errors import DaemonUnavailable, OutOfSpace, TierFailed
-from cachesvc.core.model import PART_BYTES, ObjectVersion
+from cachesvc.core.model import ObjectVersion
+from cachesvc.gateway.s3.parts_ahead import AHEAD, AHEAD_OF_ALL, READ_S, PartsAhead
 from cachesvc.gateway.s3.upstream import Upstream
 
 log = logging.getLogger(__name__)
-AHEAD, AHEAD_OF_ALL = 4, 64
-"""Parts that are leased while the one before them is sent, for one body and for all together: the daemon fetches them side
-by side, and evicts none of them."""
 WRITE_BYTES = 256 << 10
 """Up to so many bytes, a copy costs less than `sendfile` and its events."""
 STALL_S = 60.0
 """A client that takes a part of 4 MiB more slowly (70 KB/s) is disconnected, and its leases end."""
-READ_S = 300.0
-"""The longest wait for a part: a cold extent behind a throttled source takes minutes."""
 ROOM_S = 2.0
 """The wait for room in the daemon, before a part is read past the cache."""
 
@@ -59,8 +55,9 @@ class _OpenFile:
 class Bodies:
     """Reads ranges of object versions. For one event loop."""
 
-    def __init__(self, reads: ObjectReads, upstream: Upstream) -> None:
-        self._reads, self._upstream = reads, upstream
+    def __init__(self, reads: ObjectReads, upstream: Upstream, part_bytes: int) -> None:
+        self._reads, self._upstream, self._part_bytes = reads, upstream, part_bytes
+        self._ahead = PartsAhead(reads, part_bytes)
         self._sent = 0
         """Bodies under way."""
 
@@ -70,15 +67,16 @@ class Bodies:
     ) -> AsyncIterator[AsyncIterator[Piece]]:
         """Give the pieces of a range, in order. The lease of a piece ends when the next one is asked for, and the last one
         with the block. Raises, for the first piece as for others, SourceChanged, NotAllowed and the errors of fills."""
-        starts = [begin, *range(begin // PART_BYTES * PART_BYTES + PART_BYTES, end, PART_BYTES)]
         asked: deque[asyncio.Task[LeasedPart | None]] = deque()
 
         async def in_order() -> AsyncGenerator[Piece, None]:
-            coming = iter(starts)
-            for start, stop in zip(starts, [*starts[1:], end]):
+            coming = self._starts(begin, end)
+            for start, stop in pairwise(chain(self._starts(begin, end), (end,))):
                 wanted = 1 + min(AHEAD, AHEAD_OF_ALL // self._sent)
                 for ahead in islice(coming, max(0, wanted - len(asked))):
                     asked.append(asyncio.ensure_future(self._lease(version, ahead)))
+                if start == begin:
+                    self._ahead.read(version, begin, end)
                 found, at = await asked[0], start
                 asked.popleft()
                 while at < stop:
@@ -100,10 +98,22 @@ class Bodies:
                 if isinstance(left, LeasedPart):
                     self._reads.release(left)
 
+    def begin(self, version: ObjectVersion, begin: int, end: int) -> None:
+        """Have the daemon fetch the first parts of a range that will be wanted if the object has not changed."""
+        for at in islice(self._starts(begin, end), 1 + AHEAD):
+            self._ahead.lease(version, at)
+
+    def _starts(self, begin: int, end: int) -> Iterator[int]:
+        """Yield where the pieces of a range begin."""
+        size = self._part_bytes
+        return chain((begin,), range(begin // size * size + size, end, size))
+
     async def _lease(self, version: ObjectVersion, at: int) -> LeasedPart | None:
         """Lease the part that holds a byte; None where it is to be read past the cache."""
         try:
-            return await self._reads.lease(version, at, READ_S, ROOM_S)
+            ahead = self._ahead.take(version, at)
+            found = await ahead if ahead is not None else None
+            return found or await self._reads.lease(version, at, READ_S, ROOM_S)
         except (DaemonUnavailable, OutOfSpace, TierFailed) as error:
             log.warning("reading past the cache", extra={"error": str(error)})
             return None

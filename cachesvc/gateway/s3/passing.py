@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import aiohttp
 from aiohttp import web
@@ -14,9 +15,11 @@ from yarl import URL
 
 from cachesvc.core.errors import SourceUnavailable
 from cachesvc.core.limits import CONNECT_S
+from cachesvc.gateway.s3.accounts import Accounts
 from cachesvc.gateway.s3.aws_chunked import SignedChunks
-from cachesvc.gateway.s3.bodies import READ_S, STALL_S
+from cachesvc.gateway.s3.bodies import STALL_S
 from cachesvc.gateway.s3.errors import S3Error
+from cachesvc.gateway.s3.parts_ahead import READ_S
 from cachesvc.gateway.s3.requests import Asked
 from cachesvc.sources.s3.signing import RequestSigner
 
@@ -70,11 +73,10 @@ MAX_ERROR_BYTES = 1 << 20
 class Passing:
     """Sends requests to the source. For one event loop, on which it is made."""
 
-    def __init__(self, signer: RequestSigner) -> None:
-        self._signer, self._signing = signer, ThreadPoolExecutor(4, "signing")
-        connector = aiohttp.TCPConnector(limit=0, ssl=signer.tls if signer.tls is not None else True)
+    def __init__(self, accounts: Accounts) -> None:
+        self._accounts, self._signing = accounts, ThreadPoolExecutor(4, "signing")
         self._session = aiohttp.ClientSession(
-            connector=connector,
+            connector=aiohttp.TCPConnector(limit=0),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=READ_S),
             auto_decompress=False,
             trust_env=True,
@@ -107,16 +109,26 @@ class Passing:
             body = _Body(request, SignedChunks(ask.chunks, trailers) if ask.chunks is not None else None)
             payload = _without_signatures(headers, payload) if ask.chunks is not None else payload
         query = [(name, value) for name, value in ask.given.items() if not name.startswith("X-Amz-")]
-        sign = partial(self._signer.signed, request.method, ask.bucket, ask.key, query, headers, payload)
-        url, signed, keys = await asyncio.get_running_loop().run_in_executor(self._signing, sign)
+        named = request.method, ask.bucket, ask.key, query, headers, payload
+
+        def sign() -> tuple[RequestSigner, str, dict[str, str], Any]:
+            signer = self._accounts.of(ask.uri).signer
+            return signer, *signer.signed(*named)
+
+        signer, url, signed, keys = await asyncio.get_running_loop().run_in_executor(self._signing, sign)
         if body is not None:
             await invite(request)
         data = document if body is None else body.pieces()
         try:
             async with self._session.request(
-                request.method, URL(url, encoded=True), headers=signed, data=data, allow_redirects=False
+                request.method,
+                URL(url, encoded=True),
+                headers=signed,
+                data=data,
+                allow_redirects=False,
+                ssl=signer.tls if signer.tls is not None else True,
             ) as answer:
-                return await self._answered(request, answer, keys, done)
+                return await self._answered(request, answer, partial(signer.renew, keys), done)
         except (aiohttp.ClientError, asyncio.TimeoutError) as error:
             if body is not None and body.error is not None:
                 raise body.error from error
@@ -128,7 +140,7 @@ class Passing:
         self,
         request: web.BaseRequest,
         answer: aiohttp.ClientResponse,
-        keys: object,
+        renew: Callable[[], bool],
         done: Callable[[], None],
     ) -> web.StreamResponse:
         """Send the source's answer to the client. Raises SourceUnavailable where the node's keys have expired,
@@ -137,7 +149,6 @@ class Passing:
         if answer.status >= 400:
             refusal = await answer.content.read(MAX_ERROR_BYTES)
             if any(b"<Code>%s</Code>" % code in refusal for code in _EXPIRED):
-                renew = partial(self._signer.renew, keys)
                 await asyncio.get_running_loop().run_in_executor(self._signing, renew)
                 raise SourceUnavailable("the node's credentials have expired: try again")
             response: web.StreamResponse = web.Response(status=answer.status, headers=headers, body=refusal)

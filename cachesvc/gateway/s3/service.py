@@ -7,6 +7,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from aiohttp import web
@@ -163,11 +164,24 @@ class Service:
         raise AssertionError("the last try returns or raises")
 
     async def _metadata(self, ask: Asked, part: int, anew: bool) -> Metadata:
+        if not part and not anew:
+            self._begin(ask)
         found = await self._upstream.head(ask.bucket, ask.key, part, anew)
         wanted = ask.headers.get("if-match")
         if wanted is not None and not names_tag(wanted, found.etag) and not anew:
             found = await self._upstream.head(ask.bucket, ask.key, part, anew=True)
         return found
+
+    def _begin(self, ask: Asked) -> None:
+        """Begin to fetch what a plain GET will send if the object is still the one that was listed: the source is then
+        asked for bytes and metadata side by side."""
+        if ask.method != "GET" or any(name.startswith("if-") for name in ask.headers):
+            return
+        version = self._upstream.expected(ask.bucket, ask.key)
+        if version is not None and version.size_bytes:
+            with suppress(S3Error):
+                named = span(ask.headers.get("range", ""), version.size_bytes)
+                self._bodies.begin(version, *(named or (0, version.size_bytes)))
 
     async def _sent(self, request: web.BaseRequest, ask: Asked, found: Metadata) -> web.StreamResponse:
         """Send an object, or a range of it. Raises before the head is sent: SourceChanged, S3Error and the errors of

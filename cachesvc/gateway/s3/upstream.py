@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Any, Generic, TypeVar, cast
 
 from cachesvc.core.errors import SourceChanged, SourceUnavailable
 from cachesvc.core.model import ObjectVersion
+from cachesvc.gateway.s3.accounts import Accounts
 from cachesvc.gateway.s3.errors import S3Error
-from cachesvc.sources.s3.s3 import S3Source
 
 MAX_REMEMBERED = 1 << 14
 """Answers of the source, of 1 KB for an object and 300 KB for a page of a listing."""
@@ -63,9 +65,9 @@ class Metadata:
 class Upstream:
     """Calls the source with the node's credentials. For one event loop."""
 
-    def __init__(self, source: S3Source, fresh_s: float) -> None:
+    def __init__(self, accounts: Accounts, fresh_s: float) -> None:
         """`fresh_s`: the greatest age of metadata and listings; 0: the source is asked each time."""
-        self._source = source
+        self._accounts = accounts
         self._calls = ThreadPoolExecutor(CALLS, "source")
         self._metadata: _Remembered[Metadata] = _Remembered(MAX_REMEMBERED, fresh_s)
         self._pages: _Remembered[dict[str, Any]] = _Remembered(MAX_PAGES, fresh_s)
@@ -75,6 +77,20 @@ class Upstream:
         SourceUnavailable."""
         ask = partial(self._head, bucket, key, part)
         return await (ask() if part else self._metadata.get((bucket, key), ask, anew))
+
+    def expected(self, bucket: str, key: str) -> ObjectVersion | None:
+        """Return the version that an object has unless it has changed, by metadata that are no longer fresh or by a
+        listing. None where `head` answers without the source, and where nothing is known."""
+        if (found := self._metadata.last((bucket, key))) is not None:
+            return None if self._metadata.is_fresh((bucket, key)) else found.version
+        for name in reversed(self._pages.kept):
+            page = self._pages.last(name) if name[1:2] == (bucket,) else None
+            rows = page.get("Contents", ()) if page else ()
+            at = bisect_left(rows, key, key=itemgetter("Key"))
+            if at < len(rows) and rows[at]["Key"] == key:
+                tag = rows[at].get("ETag", "").strip('"')
+                return ObjectVersion(f"s3://{bucket}/{key}", rows[at]["Size"], tag)
+        return None
 
     def forget(self, bucket: str, keys: Iterable[str]) -> None:
         """Forget metadata of objects, and the bucket's listings: a write has changed them."""
@@ -87,7 +103,8 @@ class Upstream:
         """Return boto3's answer to ListObjectsV2, or, unless it is the `second` version, to ListObjects. Raises as
         `head`."""
         operation = "list_objects_v2" if second else "list_objects"
-        asked = partial(self._call, f"s3://{bucket}/", operation, Bucket=bucket, **arguments)
+        uri = f"s3://{bucket}/{arguments.get('Prefix', '')}"
+        asked = partial(self._call, uri, operation, Bucket=bucket, **arguments)
         return await self._pages.get((operation, bucket, *sorted(arguments.items())), asked)
 
     async def bucket(self, bucket: str) -> str:
@@ -104,22 +121,16 @@ class Upstream:
     async def read(self, version: ObjectVersion, begin: int, end: int) -> bytes:
         """Read bytes [begin, end) from the source itself, past the cache. Raises as `Source.read_into`."""
         body = bytearray(end - begin)
-        read = partial(self._source.read_into, version, begin, memoryview(body))
+
+        def read() -> None:
+            self._accounts.of(version.uri).source.read_into(version, begin, memoryview(body))
+
         await asyncio.get_running_loop().run_in_executor(self._calls, read)
         return bytes(body)
 
     async def _head(self, bucket: str, key: str, part: int) -> Metadata:
         uri = f"s3://{bucket}/{key}"
-        arguments: dict[str, str | int] = {"PartNumber": part} if part else {}
-        named: dict[str, str | int] = {"Bucket": bucket, "Key": key, "ChecksumMode": "ENABLED", **arguments}
-        try:
-            found = await self._call(uri, "head_object", **named)
-        except SourceUnavailable as error:
-            answer = getattr(error.__cause__, "response", {}).get("ResponseMetadata", {})
-            if part and (code := _NO_PART.get(answer.get("HTTPStatusCode"))):
-                raise S3Error(code, f"{uri} has no part {part}") from error
-            raise
-        stated: dict[str, str] = found["ResponseMetadata"]["HTTPHeaders"]
+        stated = await (self._of_part(uri, bucket, key, part) if part else self._of_object(uri))
         if part > 1 and "content-range" not in stated:  # some answer with the whole of an object that has one
             raise S3Error("InvalidPart", f"{uri} has no part {part}")
         headers = {
@@ -127,16 +138,35 @@ class Upstream:
             for name, value in stated.items()
             if name in _PASSED or name.startswith(("x-amz-meta-", "x-amz-checksum-"))
         }
-        size_bytes, span = int(found["ContentLength"]), None
+        size_bytes, span = int(stated["content-length"]), None
         if part:
             begin, end, size_bytes = _content_range(uri, stated.get("content-range", ""), size_bytes)
             span = begin, end
         version = ObjectVersion(uri, size_bytes, headers.get("etag", "").strip('"'))
         return Metadata(version, headers, span)
 
+    async def _of_object(self, uri: str) -> dict[str, str]:
+        def ask() -> dict[str, str]:
+            return self._accounts.of(uri).source.stated(uri)
+
+        return await asyncio.get_running_loop().run_in_executor(self._calls, ask)
+
+    async def _of_part(self, uri: str, bucket: str, key: str, part: int) -> dict[str, str]:
+        named: dict[str, str | int] = {"Bucket": bucket, "Key": key, "ChecksumMode": "ENABLED"}
+        try:
+            found = await self._call(uri, "head_object", PartNumber=part, **named)
+        except SourceUnavailable as error:
+            answer = getattr(error.__cause__, "response", {}).get("ResponseMetadata", {})
+            if code := _NO_PART.get(answer.get("HTTPStatusCode")):
+                raise S3Error(code, f"{uri} has no part {part}") from error
+            raise
+        return cast("dict[str, str]", found["ResponseMetadata"]["HTTPHeaders"])
+
     async def _call(self, uri: str, operation: str, **arguments: str | int) -> dict[str, Any]:
-        call = partial(self._source.call, uri, operation, **arguments)
-        return cast("dict[str, Any]", await asyncio.get_running_loop().run_in_executor(self._calls, call))
+        def call() -> dict[str, Any]:
+            return cast("dict[str, Any]", self._accounts.of(uri).source.call(uri, operation, **arguments))
+
+        return await asyncio.get_running_loop().run_in_executor(self._calls, call)
 
 
 def _content_range(uri: str, text: str, size_bytes: int) -> tuple[int, int, int]:
@@ -176,6 +206,16 @@ class _Remembered(Generic[_T]):
             if self.kept.get(key) is found and found[1].done():
                 del self.kept[key]
             raise
+
+    def last(self, key: tuple[object, ...]) -> _T | None:
+        """Return the answer that is kept, however old; None where there is none yet."""
+        found = self.kept.get(key)
+        done = found is not None and found[1].done() and not found[1].cancelled() and not found[1].exception()
+        return found[1].result() if found is not None and done else None
+
+    def is_fresh(self, key: tuple[object, ...]) -> bool:
+        """Tell whether the answer is given without asking anew."""
+        return time.monotonic() < self.kept[key][0]
 
     def forget(self, key: tuple[object, ...]) -> None:
         """Ask anew the next time."""

@@ -99,13 +99,15 @@ class Addressing:
         key: str,
         keys: Any,
         headers: dict[str, str],
+        method: str = "GET",
     ) -> dict[str, str]:
-        """Return `headers` and those of the signature; without `keys`, `headers` alone."""
+        """Return `headers` and those of the signature; without `keys`, `headers` alone. For a directory bucket the method
+        is GET."""
         if address.by_session:
             return self._signed_by_botocore(bucket, key, headers)
         if keys is None:
             return headers
-        request = AWSRequest(method="GET", url=target.url, headers={"Host": target.name, **headers})
+        request = AWSRequest(method=method, url=target.url, headers={"Host": target.name, **headers})
         S3SigV4Auth(keys, address.service, address.region).add_auth(request)
         return {name: value for name, value in request.headers.items() if name != "Host"}
 

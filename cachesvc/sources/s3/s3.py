@@ -11,7 +11,7 @@ import re
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,6 +31,7 @@ from cachesvc.sources.s3.addressing import (
     DIRECTORY_BUCKET,
     Addressing,
     BucketAddress,
+    Target,
     split_uri,
 )
 from cachesvc.sources.s3.errors import EXPIRED, FAILED
@@ -96,6 +97,11 @@ class S3Source:
         return self._identity
 
     @property
+    def addressing(self) -> Addressing:
+        """The addresses of buckets. A client must have only one of these."""
+        return self._addressing
+
+    @property
     def endpoint(self) -> str:
         """The endpoint's URL. Another endpoint may have other buckets of the same names."""
         return str(self._endpoint.geturl())
@@ -147,6 +153,27 @@ class S3Source:
         headers: dict[str, str] = found["ResponseMetadata"]["HTTPHeaders"]
         check_no_page(uri, headers)
         return ObjectVersion(uri, found["ContentLength"], found.get("ETag", "").strip('"'))
+
+    def stated(self, uri: str) -> dict[str, str]:
+        """Return the headers that the server states of an object, checksums among them; names in lower case. Takes a fifth
+        of the CPU of boto3's call, which finds regions and new credentials where the plain request fails. Raises as
+        `head`."""
+        bucket, key = split_uri(uri)
+        with suppress(SourceUnavailable, *FAILED):
+            address = self._addressing.of(bucket, self._regions.get(bucket, ""))
+            target, keys = address.target(key), self._identity.signing_keys()
+            if not address.by_session:
+                headers = {**self._identity.headers, "x-amz-checksum-mode": "ENABLED"}
+                headers = self._addressing.signed_headers(address, target, bucket, key, keys, headers, "HEAD")
+                request = self._head_of_request("HEAD", target, [], headers)
+                with self._pool.request(target.host, target.port, request) as (response, _):
+                    if response.status == 200 and response.length is not None:
+                        check_no_page(uri, response.headers)
+                        return response.headers
+                    if response.status == 404:
+                        raise self._error("404", "404", uri, response.headers)
+        said = self.call(uri, "head_object", Bucket=bucket, Key=key, ChecksumMode="ENABLED")
+        return dict(said["ResponseMetadata"]["HTTPHeaders"])
 
     def _near(self, prefix: str, bucket: str, key: str) -> str:
         """Return the key or prefix beside an empty prefix that was perhaps meant; "" for none."""
@@ -319,11 +346,7 @@ class S3Source:
         """Return the request head. Range and If-Match need no signature, since the response is checked against both.
         Accept-Encoding must not be signed, since Google's front end changes it. A whole object is requested without a
         range: with one, S3 states no checksum."""
-        target = address.target(key)
-        lines = [f"GET {target.path} HTTP/1.1", f"Host: {target.name}"]
-        if self._proxy is not None and self._endpoint.scheme == "http":
-            lines[0] = f"GET {target.url} HTTP/1.1"
-            lines += filter(None, [self._proxy.authorization])
+        target, lines = address.target(key), list[str]()
         headers = self._identity.headers.copy()
         if span == (0, version.size_bytes - 1):
             headers["x-amz-checksum-mode"] = "ENABLED"
@@ -334,8 +357,17 @@ class S3Source:
         if stored:
             lines.append("Accept-Encoding: gzip")
         signed = self._addressing.signed_headers(address, target, bucket, key, keys, headers)
-        lines += [f"{name}: {value}" for name, value in signed.items()]
-        return ("\r\n".join(lines) + "\r\n\r\n").encode()
+        return self._head_of_request("GET", target, lines, signed)
+
+    def _head_of_request(
+        self, method: str, target: Target, lines: Sequence[str], headers: dict[str, str]
+    ) -> bytes:
+        first = [f"{method} {target.path} HTTP/1.1", f"Host: {target.name}"]
+        if self._proxy is not None and self._endpoint.scheme == "http":
+            first[0] = f"{method} {target.url} HTTP/1.1"
+            first += filter(None, [self._proxy.authorization])
+        text = [*first, *lines, *(f"{name}: {value}" for name, value in headers.items()), "", ""]
+        return "\r\n".join(text).encode()
 
 
 def open_s3(

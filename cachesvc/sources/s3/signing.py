@@ -14,7 +14,7 @@ from botocore.awsrequest import AWSRequest
 
 from cachesvc.core.errors import CacheError, NotAllowed
 from cachesvc.sources.s3 import errors as s3_errors
-from cachesvc.sources.s3.addressing import DIRECTORY_BUCKET, Addressing
+from cachesvc.sources.s3.addressing import DIRECTORY_BUCKET
 from cachesvc.sources.s3.errors import FAILED
 from cachesvc.sources.s3.identity import tls_context
 from cachesvc.sources.s3.s3 import S3Source
@@ -29,7 +29,7 @@ class RequestSigner:
     def __init__(self, source: S3Source) -> None:
         """Raises InvalidInput for certificates that cannot be read."""
         self._identity, self._call = source.identity, source.call
-        self._addressing = Addressing(self._identity.client_in)
+        self._addressing = source.addressing
         host = urlsplit(source.endpoint).hostname or ""
         self._asks_for_region = host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
         self._regions: dict[str, str] = {}

@@ -28,6 +28,7 @@ from cachesvc.gateway.s3.__main__ import SECRET_FILE
 from cachesvc.gateway.s3.keys import Keys
 from testbed import WAIT_S
 from testbed.node import Daemon
+from testbed.proxy import Fault, Proxy
 from testbed.servers import SeaweedFS
 from tests.support import s3_endpoint
 from tests.support.waiting import wait_until
@@ -309,6 +310,63 @@ def test_an_endpoint_asks_each_time_where_told_so_and_ends_with_its_service(
         pid = s3_endpoint.endpoint_process(own)
         assert own.stop() == 0
         wait_until(lambda: not os.path.exists(f"/proc/{pid}"))
+
+
+def test_a_reader_of_one_range_after_the_other_finds_the_next_parts_there(
+    client: Any, daemon: Daemon, s3_server: SeaweedFS, tree: tuple[str, dict[str, bytes]]
+) -> None:
+    there, part = {"Bucket": tree[0], "Key": f"data/{uuid.uuid4().hex}"}, 4 * MIB
+    body = os.urandom(8 * part)
+    s3_server.client().put_object(**there, Body=body)
+    before = source_bytes(daemon)
+    for begin, end, parts in (
+        (0, part, 1),
+        (part // 2, part, 1),
+        (part, part + 10, 6),
+        (part + 10, 3 * part, 7),
+    ):
+        found = client.get_object(**there, Range=f"bytes={begin}-{end - 1}")["Body"].read()
+        assert found == body[begin:end]
+        wait_until(lambda wanted=before + parts * part: source_bytes(daemon) == wanted)
+
+
+@pytest.mark.slow
+def test_metadata_and_bytes_of_a_listed_object_are_asked_for_side_by_side(
+    s3_server: SeaweedFS, tree: tuple[str, dict[str, bytes]], proxy: Proxy, tmp_path: Path
+) -> None:
+    bucket, bodies = tree
+    options = [
+        "--ram",
+        "32MiB",
+        "--extent-bytes",
+        "1MiB",
+        "--allow",
+        f"s3://{bucket}/data/",
+        "--s3-part",
+        "64KiB",
+    ]
+    options += ["--source", f"s3://{bucket}/,endpoint={proxy.endpoint}"]
+    with (
+        s3_endpoint.served(tmp_path, options, s3_server.env("http://127.0.0.1:9")) as own,
+        ThreadPoolExecutor() as pool,
+    ):
+        client = s3_endpoint.client_of(own)
+        client.list_objects_v2(Bucket=bucket, Prefix="data/many/")
+        held = Fault("hold", method="HEAD", path="/data/many/07")
+        proxy.faults.append(held)
+        asked = pool.submit(lambda: client.get_object(Bucket=bucket, Key="data/many/07")["Body"].read())
+        try:
+            wait_until(lambda: any("GET" in row and "/data/many/07" in row for row in proxy.counts.by))
+        finally:
+            held.until.set()
+        assert asked.result() == bodies["data/many/07"]
+        body = bodies["data/large"]
+        found = client.get_object(Bucket=bucket, Key="data/large", Range=f"bytes=100000-{4 * MIB}")[
+            "Body"
+        ].read()
+        assert found == body[100_000 : 4 * MIB + 1]
+        wanted = f"GET /{bucket}/data/large bytes={64 << 10}-{(128 << 10) - 1}"
+        assert proxy.counts.by[wanted] == 1, "parts of 64 KiB, once each"
 
 
 def test_ranges_that_an_open_dataset_covers_come_from_its_extents(
