@@ -1,8 +1,8 @@
 """`python -m bench.recognised.s3torch CHECKOUT`: the case `entitlement` of AWS's s3torchbenchmarking, by its own code.
 
-It reads objects and counts their bytes: with the suite's datasets from a slowed source and through our endpoint, from plain
-files, and with our loader. `CHECKOUT` is a work tree of awslabs/s3-connector-for-pytorch on GitHub. The environment has the
-requirements of its `s3torchbenchmarking` beside this project.
+It reads objects and counts their bytes: with each of the suite's datasets from a slowed source and through our endpoint,
+from plain files, and with our loader. `CHECKOUT` is a work tree of awslabs/s3-connector-for-pytorch on GitHub. The
+environment has the requirements of its `s3torchbenchmarking` beside this project.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ from testbed.node import Daemon
 from testbed.proxy_process import ProxyProcess
 from testbed.servers import SeaweedFS, free_ports
 
-OBJECTS, OBJECT_BYTES, BATCH, EPOCHS, WORKERS = 300, 100_000, 128, 3, 1
+OBJECTS, OBJECT_BYTES, BATCH, EPOCHS, WORKERS = 200, 100_000, 128, 3, 1
 DELAY_MS, RATE_MB = 20, 50
 """Of the slowed source: of each request, and of each connection."""
+KINDS = {"S3MapDataset": "s3mapdataset", "S3IterableDataset": "s3iterabledataset", "fsspec (s3fs)": "fsspec"}
+"""The suite's datasets that speak S3."""
 
 
 def _sample(body: bytes) -> tuple[int, int]:
@@ -43,16 +45,20 @@ class Suite:
         from s3torchbenchmarking.dataset import benchmark
 
         self._benchmark, self._settings = benchmark, OmegaConf.create
-        self._map = benchmark.S3MapDataset
+        self._own = {name: getattr(benchmark, name) for name in ("S3MapDataset", "S3IterableDataset")}
         self._model = benchmark.Entitlement
 
     def at(self, endpoint: str) -> None:
-        """Have its S3MapDataset ask this endpoint."""
+        """Have its datasets ask this endpoint."""
+        from fsspec import filesystem
         from s3torchconnector import S3ClientConfig
 
         config = S3ClientConfig(force_path_style=True)
-        made = partial(self._map.from_prefix, endpoint=endpoint, s3client_config=config)
-        self._benchmark.S3MapDataset = SimpleNamespace(from_prefix=made)
+        for name, own in self._own.items():
+            made = partial(own.from_prefix, endpoint=endpoint, s3client_config=config)
+            setattr(self._benchmark, name, SimpleNamespace(from_prefix=made))
+        os.environ["AWS_ENDPOINT_URL_S3"] = endpoint
+        filesystem("s3").clear_instance_cache()
 
     def loader(self, kind: str, prefix: str) -> Any:
         """Return its loader of one of its datasets."""
@@ -76,11 +82,13 @@ def main() -> None:
     with ExitStack() as held:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory()))
         s3 = held.enter_context(SeaweedFS(folder / "s3"))
-        bucket, files = s3.create_bucket("s3torch"), folder / "files"
+        bucket = s3.create_bucket("torch")  # torchdata takes a name that begins with "s3" for a URL
+        files = folder / "files"
         files.mkdir()
         for number in range(OBJECTS):
             (files / f"{number:05d}.bin").write_bytes(np.random.default_rng(number).bytes(OBJECT_BYTES))
-        s3.upload(files, bucket, "data/")
+        for prefix in ("data", *KINDS.values()):  # each kind is to read objects that are not cached yet
+            s3.upload(files, bucket, f"{prefix}/")
         slow = held.enter_context(
             ProxyProcess(s3.endpoint.removeprefix("http://"), delay_ms=DELAY_MS, rate_mb=RATE_MB)
         )
@@ -94,12 +102,14 @@ def main() -> None:
 
         os.environ.update(s3.env(slow.endpoint), CACHESVC="require", **daemon.env)
         suite.at(slow.endpoint)
-        measure("S3MapDataset, the slowed source", partial(suite.loader, "s3mapdataset", prefix))
+        for name, kind in KINDS.items():
+            measure(f"{name}, the slowed source", partial(suite.loader, kind, prefix))
         os.environ["AWS_ACCESS_KEY_ID"] = keys["AccessKeyId"]
         os.environ["AWS_SECRET_ACCESS_KEY"] = keys["SecretAccessKey"]
         os.environ["AWS_SESSION_TOKEN"] = keys["SessionToken"]
         suite.at(keys["Endpoint"])
-        measure("S3MapDataset, our endpoint", partial(suite.loader, "s3mapdataset", prefix))
+        for name, kind in KINDS.items():
+            measure(f"{name}, our endpoint", partial(suite.loader, kind, f"s3://{bucket}/{kind}/"))
         measure("fsspec, plain files", partial(suite.loader, "fsspec", str(files)))
         opened = open_dataset(prefix, format="files", decode=None, transform=_sample)
         measure("our loader", lambda: DataLoader(opened, batch_size=BATCH, num_workers=WORKERS))
