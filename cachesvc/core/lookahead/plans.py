@@ -352,18 +352,14 @@ class PlanState:
         return [self.row(index)[0] for index in entered]
 
     def withdraw_following(self) -> list[ExtentId]:
-        """Remove the extents that follow the rows; those that had been entered, in order."""
-        entered = self.entered_of_next_epoch() if self.in_next_epoch else []
-        if entered:
-            rest = [each for each in self.entered if each[0] != NEXT_EPOCH]
-            self.entered_bytes -= sum(
-                size_bytes for step, _, size_bytes in self.entered if step == NEXT_EPOCH
-            )
-            self.entered = rest
-            heapq.heapify(rest)
-            self.next = len(self.rows)
-            self.following = ()
-        return entered
+        """Remove the extents that follow the rows, once some have been entered; those, in order."""
+        withdrawn = self.entered_of_next_epoch()
+        if withdrawn:
+            self.entered_bytes -= sum(each[2] for each in self.entered if each[0] == NEXT_EPOCH)
+            self.entered = [each for each in self.entered if each[0] != NEXT_EPOCH]
+            heapq.heapify(self.entered)
+            self.next, self.following = len(self.rows), ()
+        return withdrawn
 
     def enter(self, size_bytes: int) -> None:
         """Enter the next row, which counts for `size_bytes`."""
