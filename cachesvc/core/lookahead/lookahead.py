@@ -72,6 +72,8 @@ class Lookahead:
             user = queue[0]
             queue.rotate(-1)
             plan = plans[heapq.heappop(users[user])[-1]]
+            if plan.exhausted:  # what it had of the next epoch was taken back meanwhile
+                continue
             extent, _, last_step = plan.row(plan.next)
             entry = self._copies.entry(extent)
             if entry is None or last_step < plan.passed:
