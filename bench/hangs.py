@@ -263,7 +263,7 @@ def _script(
     """Run a script in a process of its own; return the numbers in its last line, if it printed any."""
     done = subprocess.run(
         [python, "-c", script, *arguments],
-        env={**os.environ, **(environment or {})},
+        env={**os.environ, "PYTHONWARNINGS": "ignore", **(environment or {})},
         cwd=ROOT,
         stdout=subprocess.PIPE,
         check=True,

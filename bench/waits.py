@@ -153,6 +153,7 @@ def _timed(batches: Iterable[torch.Tensor]) -> tuple[float, list[float]]:
 
 def _streaming(batch_size: int, shards: str) -> tuple[float, list[float]]:
     command = [PEERS_PYTHON, "-c", _STREAMING, str(batch_size), shards]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True, cwd=ROOT)
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True, cwd=ROOT, env=environment)
     ideal_s, waits = json.loads((done.stdout.splitlines() or ["[0, []]"])[-1])
     return ideal_s, waits
