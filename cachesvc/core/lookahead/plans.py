@@ -377,7 +377,9 @@ class PlanState:
         entered = self.entered_of_next_epoch() if self.in_next_epoch else []
         if entered:
             rest = [each for each in self.entered if each[0] != NEXT_EPOCH]
-            self.entered_bytes -= sum(size_bytes for step, _, size_bytes in self.entered if step == NEXT_EPOCH)
+            self.entered_bytes -= sum(
+                size_bytes for step, _, size_bytes in self.entered if step == NEXT_EPOCH
+            )
             self.entered = rest
             heapq.heapify(rest)
             self.next = len(self.rows)
