@@ -348,5 +348,16 @@ def test_the_budget_shrinks_for_files_of_others_and_grows_back(tmp_path: Path, d
         room = os.statvfs(disk)
         assert room.f_bavail >= SHARE_SPARE * room.f_blocks
         assert (disk / "others").read_bytes() == theirs
+
+        def all_taken() -> bool:
+            """Take what the cache has freed; return whether nothing is left."""
+            with contextlib.suppress(OSError), (disk / "others").open("ab", buffering=0) as file:
+                file.write(theirs)
+            return "event=tier_taken" in found.daemon.log
+
+        wait_until(all_taken)
+        assert found.tier().full
         (disk / "others").unlink()
         wait_until(lambda: found.tier().budget_bytes >= before * 0.95)
+        assert "event=tier_room" in found.daemon.log
+        assert not found.tier().full
