@@ -113,3 +113,23 @@ def test_abandoned_orders_leave_no_connection(data: Dataset) -> None:
     next(running)
     data.opened.close()
     wait_until(lambda: readers() == 0)
+
+
+@pytest.mark.parametrize("left_early", [False, True])
+def test_a_dropped_dataset_ends_its_claim_without_the_garbage_collector(
+    data: Dataset, tmp_path: Path, left_early: bool
+) -> None:
+    records = tmp_path / "records.bin"
+    gc.collect()
+    gc.disable()
+    try:
+        opened = open_dataset(str(records), format="records", record_bytes=RECORD)
+        batches = iter(DataLoader(opened.take(4 * EACH), EACH, shuffle=True))
+        for _ in range(1 if left_early else 4):
+            next(batches)
+        assert readers() == 1
+        assert left_early or next(batches, None) is None
+        del opened, batches
+        wait_until(lambda: readers() == 0)
+    finally:
+        gc.enable()

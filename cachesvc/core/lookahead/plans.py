@@ -27,7 +27,7 @@ import numpy as np
 
 from cachesvc.core.events import Passed, PlanEnded, Planned
 from cachesvc.core.lookahead.order_windows import OrderWindow, OrderWindows
-from cachesvc.core.lookahead.schedule import Schedule, schedule
+from cachesvc.core.lookahead.schedule import OpenBytes, Schedule, schedule
 from cachesvc.core.model import ExtentId
 from cachesvc.core.records.dataset_state import DatasetState, EpochTally
 from cachesvc.core.records.incremental import IncrementalWork, WorkKind
@@ -294,27 +294,6 @@ def _cost(entry: CacheEntry | None) -> int:
     return entry.size_bytes
 
 
-class OpenBytes:
-    """The most bytes of rows whose steps overlap: what has begun less what has ended, at each beginning."""
-
-    def __init__(self) -> None:
-        self.most_bytes = 0
-        self._open_bytes = 0
-        self._ends: list[int] = []
-        """Heap of the last steps of the open rows."""
-        self._ending_bytes: dict[int, int] = {}
-
-    def add(self, size_bytes: int, first_step: int, last_step: int) -> None:
-        """Add the next row, in the order of first steps."""
-        while self._ends and self._ends[0] < first_step:
-            self._open_bytes -= self._ending_bytes.pop(heapq.heappop(self._ends))
-        if last_step not in self._ending_bytes:
-            heapq.heappush(self._ends, last_step)
-        self._ending_bytes[last_step] = self._ending_bytes.get(last_step, 0) + size_bytes
-        self._open_bytes += size_bytes
-        self.most_bytes = max(self.most_bytes, self._open_bytes)
-
-
 @dataclass(slots=True, eq=False)
 class PlanState:
     """A rank's order, of which the rows [passed, next) have been entered. A row is (extent, first_step, last_step)."""
@@ -373,18 +352,14 @@ class PlanState:
         return [self.row(index)[0] for index in entered]
 
     def withdraw_following(self) -> list[ExtentId]:
-        """Remove the extents that follow the rows; those that had been entered, in order."""
-        entered = self.entered_of_next_epoch() if self.in_next_epoch else []
-        if entered:
-            rest = [each for each in self.entered if each[0] != NEXT_EPOCH]
-            self.entered_bytes -= sum(
-                size_bytes for step, _, size_bytes in self.entered if step == NEXT_EPOCH
-            )
-            self.entered = rest
-            heapq.heapify(rest)
-            self.next = len(self.rows)
-            self.following = ()
-        return entered
+        """Remove the extents that follow the rows, once some have been entered; those, in order."""
+        withdrawn = self.entered_of_next_epoch()
+        if withdrawn:
+            self.entered_bytes -= sum(each[2] for each in self.entered if each[0] == NEXT_EPOCH)
+            self.entered = [each for each in self.entered if each[0] != NEXT_EPOCH]
+            heapq.heapify(self.entered)
+            self.next, self.following = len(self.rows), ()
+        return withdrawn
 
     def enter(self, size_bytes: int) -> None:
         """Enter the next row, which counts for `size_bytes`."""

@@ -10,6 +10,7 @@ cursor, not of time: a job that never waits sees an even rate, and a job that wa
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -89,3 +90,24 @@ def _next_bend(lower: F64, upper: F64, value: float) -> tuple[int, float]:
     side = high if low[wall] > most[wall - 1] else low
     slope = most[wall - 1] if side is high else least[wall - 1]
     return int(np.flatnonzero(side[:wall] == slope)[-1]) + 1, float(slope)
+
+
+class OpenBytes:
+    """The most bytes of rows whose steps overlap: what has begun less what has ended, at each beginning."""
+
+    def __init__(self) -> None:
+        self.most_bytes = 0
+        self._open_bytes = 0
+        self._ends: list[int] = []
+        """Heap of the last steps of the open rows."""
+        self._ending_bytes: dict[int, int] = {}
+
+    def add(self, size_bytes: int, first_step: int, last_step: int) -> None:
+        """Add the next row, in the order of first steps."""
+        while self._ends and self._ends[0] < first_step:
+            self._open_bytes -= self._ending_bytes.pop(heapq.heappop(self._ends))
+        if last_step not in self._ending_bytes:
+            heapq.heappush(self._ends, last_step)
+        self._ending_bytes[last_step] = self._ending_bytes.get(last_step, 0) + size_bytes
+        self._open_bytes += size_bytes
+        self.most_bytes = max(self.most_bytes, self._open_bytes)

@@ -329,6 +329,21 @@ def test_the_end_of_an_epoch_copies_the_first_window_of_the_next_one_from_nvme()
     assert [node.where(each) for each in (A, B)] == [RAM, RAM]
 
 
+def test_rows_of_this_epoch_take_the_room_of_another_plans_next_one() -> None:
+    node = node_of(ram=4, nvme=9, lookahead_bytes=None)
+    trained, validated = (A, B, C, D), (E, F)
+    tell(node, Recovered(NVME, dict.fromkeys((*trained, *validated), SIZE)))
+    for job, dataset, extents in ((1, DATASET, trained), (2, OTHER, validated)):
+        sizes = tuple((each, SIZE) for each in extents)
+        tell(node, DatasetDeclared(job, dataset, sizes, sample_bytes=3_000))
+    rows = tuple((each, at // 2 * 10, at // 2 * 10 + 9) for at, each in enumerate(trained))
+    carry_out(node, Planned(1, 1, rows, trained))
+    carry_out(node, Passed(1, 20))
+    assert [node.where(each) for each in trained] == [RAM] * 4, "the next epoch's first window"
+    carry_out(node, Planned(2, 2, ((E, 1, 9), (F, 1, 9))))
+    assert [node.where(each) for each in validated] == [RAM, RAM]
+
+
 def test_large_extents_come_after_those_of_the_first_step() -> None:
     node = node_of(ram=10 * LARGE_BYTES // SIZE)
     tell(node, DatasetDeclared(1, DATASET, tuple((each, LARGE_BYTES) for each in (A, B, C, D))))

@@ -284,6 +284,7 @@ def test_what_a_lost_tier_holds_is_not_called_evicted(
     (tmp_path / "nvme").mkdir()
     with node(tmp_path, data, f"{tmp_path}/nvme=4MiB") as found:
         found.fill()
+        wait_until(lambda: len(stored(tmp_path / "nvme")) == EXTENTS)  # committed: a lost tier ends commits
         (tmp_path / "nvme").rename(tmp_path / "away")
         wait_until(lambda: lost(found), LOST_S)
         assert run(["evict", found.dataset, "--socket", found.daemon.socket_dir]) == TierFailed.code
