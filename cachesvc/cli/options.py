@@ -369,7 +369,8 @@ cluster_settings = _together(
         "--share-prepared",
         is_flag=True,
         default=None,
-        help="Give what a user prepared to the same uid on other nodes that have this option, and read it from them.",
+        help="Give what a user prepared to the same uid on other nodes that have this option, and read it from them:"
+        " complete copies of samples of one shape, not those of `prepare_max_bytes=`.",
     ),
     setting(
         "--drain-on-stop",

@@ -19,8 +19,9 @@ from cachesvc.sources.files import FilesSource
 from cachesvc.sources.limited_calls import SharedCalls
 from cachesvc.sources.metadata import EXPIRY_S, CachedMetadata
 from cachesvc.sources.paces import Paces, SharedHedges
-from cachesvc.sources.resilient import Resilience, Resilient, SourceCounters
+from cachesvc.sources.resilient import Resilience, Resilient
 from cachesvc.sources.source import Checker, OnReceived, Source, ignore_received
+from cachesvc.sources.timed_reads import SourceCounters
 from cachesvc.sources.uri import expanded
 from cachesvc.sources.watched import CallWatch, WatchedSource
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
-from cachesvc.sources.hedging import needed
+from cachesvc.sources.timed_reads import needed
 
 POLL_S = 0.25
 """Between two looks, and between two tries to interrupt reads, which may be between two requests."""

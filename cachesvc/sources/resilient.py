@@ -1,34 +1,26 @@
 """Decorator of a `Source`: retries with full jitter, a deadline, a rate that adapts to throttling, a circuit breaker for a
-source that is down, and hedged reads.
-
-Hedging: a read that takes longer than the tail of recent latencies is sent a second time, into a buffer of its own, where
-the budget of the node allows it (`SharedHedges`), and not while the source throttles. The first of the two to finish wins.
-When that is the second, the first is interrupted, and the answer is copied over its buffer after it has returned, so a
-late loser never overwrites the winner's bytes.
-"""
+source that is down, and hedged reads (`timed_reads.py`)."""
 
 from __future__ import annotations
 
 import logging
 import math
-import operator
 import random
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
-from typing import NoReturn, Protocol, TypeVar, runtime_checkable
+from dataclasses import dataclass
+from typing import NoReturn, TypeVar
 
 from cachesvc.core.errors import CacheError, SourceUnavailable
-from cachesvc.core.histogram import Histogram
 from cachesvc.core.limits import REQUEST_S
 from cachesvc.core.model import ObjectVersion
-from cachesvc.core.rates.backoff import LATE_READ, LatencyTail, backoff_s
+from cachesvc.core.rates.backoff import backoff_s
 from cachesvc.core.rates.circuit_breaker import CircuitBreaker
-from cachesvc.sources.hedging import Hedger, LateRead
 from cachesvc.sources.paces import RATE_POLL_S, SharedHedges, SharedPace
 from cachesvc.sources.source import Checker, OnReceived, Paged, Source, ignore_received
+from cachesvc.sources.timed_reads import Interruptible, TimedReads
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -54,39 +46,6 @@ class Resilience:
     deadline_s: float = REQUEST_S
     concurrency: int = 64
     hedge: bool = True
-
-
-@dataclass(slots=True)
-class SourceCounters:
-    """Counts of a source: read requests, each try being one, and the bytes received for them; tries after the first of any
-    call; throttling responses. `requests` and `bytes` do not include `hedges` and `hedge_bytes`."""
-
-    requests: int = 0
-    bytes: int = 0
-    retries: int = 0
-    throttled: int = 0
-    hedges: int = 0
-    hedge_bytes: int = 0
-    waits: Histogram = field(default_factory=Histogram)
-    """How long the `requests` took, failed ones included."""
-
-    def __add__(self, more: SourceCounters) -> SourceCounters:
-        return SourceCounters(*map(operator.add, _counts(self), _counts(more)))
-
-    def __sub__(self, before: SourceCounters) -> SourceCounters:
-        return SourceCounters(*map(operator.sub, _counts(self), _counts(before)))
-
-
-_counts = operator.attrgetter(*(each.name for each in fields(SourceCounters)))
-
-
-@runtime_checkable
-class Interruptible(Protocol):
-    """A source whose reads can be interrupted from another thread; only these are hedged."""
-
-    def interrupt(self, thread: int) -> None:
-        """Make the read that runs in that thread fail now."""
-        ...
 
 
 class _Answered(Exception):
@@ -115,7 +74,6 @@ class Resilient:
     ) -> None:
         self._source, self._clock, self._chance, self._sleep = source, clock, chance, sleep
         self._resilience = resilience or Resilience()
-        self.counters = SourceCounters()
         self._lock = threading.Lock()
         self._under_way = threading.Semaphore(self._resilience.concurrency)
         self._pace, self._bytes_pace = pace or SharedPace(), bytes_pace
@@ -125,9 +83,9 @@ class Resilient:
         self._answered_at = self._failed_at = -math.inf
         self._waiting = 0
         """Calls without an answer so far."""
-        self._latencies = LatencyTail()
-        self._hedges = hedges or SharedHedges()
-        self._hedger = Hedger(self._may_hedge, self._hedge, clock)
+        hedges = hedges or SharedHedges()
+        self._reads = TimedReads(source, hedges, self._pace, bytes_pace, clock, sleep)
+        self.counters = self._reads.counters
         self._calling: set[int] = set()
         """Threads with a call under way; those in `_given_up` are to end it."""
         self._given_up: set[int] = set()
@@ -183,7 +141,9 @@ class Resilient:
             nonlocal done
             asked = len(into) - done
             try:
-                self._timed(version, offset + done, into[done:], lambda count: received(done + count))
+                hedged = self._resilience.hedge and not self._limited
+                rest, counted = into[done:], lambda count: received(done + count)
+                self._reads.read(version, offset + done, rest, counted, hedged)
             except SourceUnavailable as error:
                 if not version.etag:  # the rest might be of another version
                     error.kept_bytes = 0
@@ -222,7 +182,7 @@ class Resilient:
 
     def close(self) -> None:
         """Stop hedging and close the source."""
-        self._hedger.close()
+        self._reads.close()
         self._source.close()
 
     def _with_retries(self, call: Callable[[], T], size_bytes: int = 0) -> T:
@@ -357,79 +317,3 @@ class Resilient:
             if now + paused_s >= max(until, served_at + self._resilience.deadline_s):
                 raise SourceUnavailable(f"the source throttles beyond the deadline: {self._last_error}")
             self._sleep(min(wait_s, RATE_POLL_S))
-
-    def _timed(self, version: ObjectVersion, offset: int, into: memoryview, received: OnReceived) -> None:
-        started = self._clock()
-        with self._lock:
-            self.counters.requests += 1
-            hedged = self._resilience.hedge and not self._limited
-            tail_s = self._latencies.tail_s(len(into)) if hedged else None
-        received_bytes = len(into)
-        try:
-            if tail_s is not None and isinstance(self._source, Interruptible):
-                received_bytes = self._raced(version, offset, into, received, started + LATE_READ * tail_s)
-            else:
-                self._source.read_into(version, offset, into, received)
-        except CacheError as error:
-            self._hedges.earn(error.received_bytes)
-            with self._lock:
-                self.counters.bytes += error.received_bytes
-                self.counters.waits.observe(self._clock() - started)
-            raise
-        self._hedges.earn(received_bytes)
-        with self._lock:
-            took_s = self._clock() - started
-            self.counters.bytes += received_bytes
-            self.counters.waits.observe(took_s)
-            self._latencies.add(len(into), took_s)
-
-    def _raced(
-        self, version: ObjectVersion, offset: int, into: memoryview, received: OnReceived, due: float
-    ) -> int:
-        """Read while the hedger may send a second request. Return the bytes that the first one received."""
-        read = LateRead(version, offset, len(into))
-        self._hedger.watch(due, read)
-        try:
-            self._source.read_into(version, offset, into, received)
-            return len(into)
-        except SourceUnavailable as error:
-            with self._lock:
-                read.running = False
-            if read.answer is None:
-                raise
-            received(0)
-            into[:] = read.answer
-            return error.received_bytes
-        finally:
-            with self._lock:
-                read.running = False
-
-    def _may_hedge(self, read: LateRead) -> bool:
-        now = self._clock()
-        with self._pace.held() as pace:
-            limited = math.isfinite(pace.rate(now))
-        return not limited and self._hedges.take(read.rank, read.size, now)
-
-    def _hedge(self, read: LateRead) -> None:
-        """Send a late read a second time; runs in a hedging thread."""
-        if self._bytes_pace is not None:
-            self._bytes_pace.take(read.size, self._clock, self._sleep)
-        with self._lock:
-            wanted = read.running
-            self.counters.hedges += wanted
-        if not wanted:
-            self._hedges.spend(-read.size)
-            return
-        answer = bytearray(read.size)
-        try:
-            self._source.read_into(read.version, read.offset, memoryview(answer))
-        except CacheError as error:  # the first read is still under way, and reports a lasting error itself
-            with self._lock:
-                self.counters.hedge_bytes += error.received_bytes
-            return
-        with self._lock:
-            self.counters.hedge_bytes += read.size
-            if read.running and isinstance(self._source, Interruptible):
-                # Order: (1) the answer is set, (2) the first read fails, (3) the first read's thread copies the answer.
-                read.answer = answer
-                self._source.interrupt(read.thread)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -18,6 +18,7 @@ import numpy as np
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import default_collate, get_worker_info
 
+from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.epoch_order import EpochOrder, OrderSpec, Plan, merged
 from cachesvc.core.order.run import RunOrder
 from cachesvc.core.stalls import StallReport
@@ -225,8 +226,12 @@ class Feed(TorchDataset[Any]):
         part = (share.high - share.low) / self.spec.global_batch / (worker.num_workers if worker else 1)
         cut = share.low, share.high, share.accumulate
         if isinstance(order, RunOrder):
-            each_plan = zip(self._leaves, order.plans(*cut), strict=True)
-            plans = [(leaf.opened, read_plan(leaf, plan)) for leaf, plan in each_plan]
+            following: Sequence[Ints | None] = self._extents_of(epoch + 1) or [None] * len(self._leaves)
+            each_plan = zip(self._leaves, order.plans(*cut), following, strict=True)
+            plans = [
+                (leaf.opened, read_plan(leaf, plan._replace(following=then)))
+                for leaf, plan, then in each_plan
+            ]
         else:
             plans = plans_for(self.layout, order, *cut)
         shared: dict[int, list[Plan]] = {}  # one plan per connection: parts of one dataset share it
@@ -237,6 +242,16 @@ class Feed(TorchDataset[Any]):
                 chosen = 1.0 if self._view is None else len(self._view) / max(1, opened.catalog.samples)
                 opened.submit(merged(shared.pop(id(opened))), self, part * chosen)
         return frozenset(step for _, plan in plans for step in (plan.last_step + 1).tolist())
+
+    def _extents_of(self, epoch: int) -> list[Ints] | None:
+        """Return the extents of each leaf of a mixture or of packs in the order of an epoch; None where it has no order."""
+        try:
+            order = self.orders.of(epoch)
+        except InvalidInput:  # that epoch itself says what is wrong with it
+            return None
+        assert isinstance(order, RunOrder), "of a mixture or of packs"
+        share = self.share
+        return [plan.extent for plan in order.plans(share.low, share.high, share.accumulate)]
 
     def __getitem__(self, key: tuple[int, int]) -> Any:
         epoch, turn = key

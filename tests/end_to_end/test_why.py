@@ -77,6 +77,7 @@ def put(server: SeaweedFS, name: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("cause", "link", "ram", "job"),
     [

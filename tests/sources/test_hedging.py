@@ -12,10 +12,10 @@ import pytest
 from cachesvc.core.errors import SourceUnavailable
 from cachesvc.core.model import ObjectVersion
 from cachesvc.core.rates.backoff import LATENCY_SAMPLES
-from cachesvc.sources.hedging import Hedger, LateRead
 from cachesvc.sources.paces import SharedHedges, SharedPace, new_paces
 from cachesvc.sources.resilient import Resilient
 from cachesvc.sources.source import OnReceived, ignore_received
+from cachesvc.sources.timed_reads import Hedger, LateRead
 from testbed import WAIT_S
 from tests.support.clock import Clock
 from tests.support.reads import FakeSource
@@ -41,6 +41,21 @@ def test_of_late_reads_that_wait_for_the_budget_the_one_needed_soonest_is_first(
     wait_until(lambda: len(allowed) == 3)
     hedger.close()
     assert allowed == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_a_read_that_was_answered_has_more_time(answered: bool) -> None:
+    clock, sent = Clock(), list[int]()
+    hedger = Hedger(lambda read: True, lambda read: sent.append(read.offset), clock)
+    clock.now = 1.0
+    hedger.watch(0.5, LateRead(X, 0, SIZE, late_at=5.0, answered=answered))
+    hedger.watch(0.4, LateRead(X, 1, SIZE))
+    wait_until(lambda: len(sent) == (1 if answered else 2))
+    assert 1 in sent
+    clock.now = 5.0
+    hedger.watch(0.0, LateRead(X, 2, SIZE))
+    wait_until(lambda: len(sent) == 3)
+    hedger.close()
 
 
 class Stalling(FakeSource):

@@ -5,10 +5,12 @@ it finds room. Where the data does not fit, the plans of one order together may 
 and not yet read (`order_windows.py`). They fetch it along a schedule (`schedule.py`), so that the source sees an even rate
 over the whole plan. A schedule delays no reader: while a reader waits for a fill, only room and slots limit its plans.
 
-Over extents that are resident, or fit no tier that works, a plan goes `window_bytes` ahead and no further, so that one
-event never walks a whole plan. The extents of the next epoch follow its rows, within the same limit; where the data does
-not fit, none of them is fetched from the source before the next plan. A plan that is not scheduled yet, or whose cursor has
-left a backlog behind, starts no fill. Its readers' demands fetch the extents that they need.
+Over extents that are there or on their way, or fit no tier that works, a plan goes `window_bytes` ahead and no further, so
+that one event never walks a whole plan. What it reads side by side counts only where the window has room of its own. Where
+all data fits, a plan whose first extents were demanded before it came to them would fetch none until it had passed these.
+The extents of the next epoch follow its rows, within the same limit; where the data does not fit, none of them is fetched
+from the source before the next plan. A plan that is not scheduled yet, or whose cursor has left a backlog behind, starts
+none. Its readers' demands fetch the extents that they need.
 
 A plan begins with the extents of its first step. While they come, it fetches no other large extent: all together would
 share the source's bandwidth, and the first batch would wait for all.
@@ -72,12 +74,14 @@ class Lookahead:
             user = queue[0]
             queue.rotate(-1)
             plan = plans[heapq.heappop(users[user])[-1]]
+            if plan.exhausted:  # what it had of the next epoch was taken back meanwhile
+                continue
             extent, _, last_step = plan.row(plan.next)
             entry = self._copies.entry(extent)
             if entry is None or last_step < plan.passed:
                 self._plans.skip(plan, extent)
             elif not _absent(entry) or not self._policy.fits(entry):
-                if plan.entered_bytes >= self._reserve.window_bytes or not self._promote(plan, entry):
+                if self._far(plan) or not self._promote(plan, entry):
                     continue
                 self._plans.enter(plan, entry)
             else:
@@ -96,10 +100,16 @@ class Lookahead:
                 heapq.heappush(users[user], plan.urgency)
         return not moved or not any(users.values())
 
+    def _far(self, plan: PlanState) -> bool:
+        """Return whether a plan is as far ahead as it may go over extents that are there. Where the window has room of its
+        own, what the plan reads side by side counts, else only what it does not read yet."""
+        ahead_bytes = plan.entered_bytes if self._reserve.has_window else plan.coming_bytes
+        return ahead_bytes >= self._reserve.window_bytes
+
     def _may_fetch(self, plan: PlanState, entry: CacheEntry, reader_waits: bool) -> bool:
         """Return whether an absent extent may be fetched now."""
         if not self._reserve.streams:
-            return not plan.in_next_epoch or plan.entered_bytes < self._reserve.window_bytes
+            return not plan.in_next_epoch or not self._far(plan)
         if plan.in_next_epoch:  # the schedule of the next plan spreads these fills
             return False
         if self._reserve.oversubscribed_by(plan.window.user):

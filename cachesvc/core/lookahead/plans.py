@@ -18,7 +18,7 @@ are, and no cursor passes them. The plan of the next epoch, of the same number, 
 from __future__ import annotations
 
 import heapq
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
@@ -319,6 +319,16 @@ class PlanState:
     entered_bytes: int = 0
     entered: list[tuple[int, int, int]] = field(default_factory=list)
     """Heap of (last_step, index, bytes that it counts for) of the entered rows that are not passed."""
+    _coming: deque[tuple[int, int]] = field(default_factory=deque)
+    """(first_step, bytes) of the entered rows that are not read yet, in order."""
+    _coming_bytes: int = 0
+
+    @property
+    def coming_bytes(self) -> int:
+        """Bytes of the entered rows whose first step the cursor has not reached."""
+        while self._coming and self._coming[0][0] <= self.passed:
+            self._coming_bytes -= self._coming.popleft()[1]
+        return self._coming_bytes
 
     @property
     def exhausted(self) -> bool:
@@ -358,13 +368,18 @@ class PlanState:
             self.entered_bytes -= sum(each[2] for each in self.entered if each[0] == NEXT_EPOCH)
             self.entered = [each for each in self.entered if each[0] != NEXT_EPOCH]
             heapq.heapify(self.entered)
+            while self._coming and self._coming[-1][0] == NEXT_EPOCH:
+                self._coming_bytes -= self._coming.pop()[1]
             self.next, self.following = len(self.rows), ()
         return withdrawn
 
     def enter(self, size_bytes: int) -> None:
         """Enter the next row, which counts for `size_bytes`."""
-        heapq.heappush(self.entered, (self.row(self.next)[2], self.next, size_bytes))
+        _, first_step, last_step = self.row(self.next)
+        heapq.heappush(self.entered, (last_step, self.next, size_bytes))
+        self._coming.append((first_step, size_bytes))
         self.entered_bytes += size_bytes
+        self._coming_bytes += size_bytes
         self.next += 1
 
     def leave(self) -> Iterator[tuple[ExtentId, int]]:

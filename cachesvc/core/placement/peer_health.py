@@ -26,6 +26,8 @@ RATE_LEAST_BYTES = 65536
 """A read of fewer bytes says nothing about the rate."""
 REQUESTS_TRIP = Trip(failures=1, quiet_s=10.0, first_s=1.0, cap_s=1.0)
 """The source fails once requests to it have been repeated for so long and no byte came."""
+ALONE_S = 10.0
+"""The source fails, too, so long after a fill that it did not give and another place did, unless it gave one since."""
 THROTTLES_S = 10.0
 """The time after an answer that asked for fewer requests in which the source counts as throttling."""
 Health = Literal["works", "slow", "unreadable", "wrong"]
@@ -33,7 +35,7 @@ Health = Literal["works", "slow", "unreadable", "wrong"]
 sent other bytes than the source has."""
 Source = Literal["", "works", "throttles", "slow", "fails"]
 """How a node's sources answer it; "": it has not asked them. `slow`: the last read was late or failed, and another place
-gave the extent."""
+gave the extent. `fails`: so it was three times in a row, or `ALONE_S` ago and no fill was given since."""
 
 
 @dataclass(slots=True)
@@ -125,7 +127,7 @@ class PlacesHealth:
         elif retries > retries_before:
             self._requests.failed(now)
         place = self.of(SOURCE).breaker
-        if self._requests.open or place.open:
+        if self._requests.open or place.open or place.failing_s(now) >= ALONE_S:
             return "fails"
         if place.failing:
             return "slow"

@@ -151,11 +151,14 @@ class Roster:
             known.away_since, self._view = now, None
         known.said_goodbye = True
 
-    def heard(self, name: str, now: float) -> None:
-        """Note that a member greets this node: one that was away is due at once, for it has just started."""
+    def heard(self, name: str, now: float) -> str:
+        """Note that a member greets this node. One that was away has just started: it is due at once, and its address is
+        returned; else ""."""
         known = self._known.get(name)
-        if known is not None and known.away:
-            self.greet_soon(name, now)
+        if known is None or not known.away:
+            return ""
+        self.greet_soon(name, now)
+        return known.address
 
     def weigh(self, weight_bytes: int) -> None:
         """Take another weight of this node. The others learn it when they greet this node."""

@@ -13,6 +13,8 @@ LATENCY_SAMPLES = 64
 """Fewer samples say nothing about a tail."""
 LATE_READ = 1.5
 """A read is late after so many times the tail. So of reads that a source serves as usual few take from the budget."""
+LEAST_LATE_S = 0.05
+"""No read is late before: look-ahead covers a shorter delay, and a busy node causes it itself."""
 
 
 def backoff_s(attempt: int, first_s: float = RETRY_FIRST_S, cap_s: float = RETRY_CAP_S) -> float:
@@ -21,6 +23,11 @@ def backoff_s(attempt: int, first_s: float = RETRY_FIRST_S, cap_s: float = RETRY
     Times a chance, uniform in [0, 1), it has full jitter ("Exponential Backoff And Jitter", AWS Architecture Blog, 2015).
     """
     return min(cap_s, first_s * 2.0 ** min(attempt, 30))
+
+
+def late_s(tail_s: float) -> float:
+    """The time after which a read is late, in seconds."""
+    return max(LEAST_LATE_S, LATE_READ * tail_s)
 
 
 @dataclass(slots=True)

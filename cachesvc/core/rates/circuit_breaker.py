@@ -46,6 +46,10 @@ class CircuitBreaker:
         """True if the last call failed."""
         return self._failures > 0
 
+    def failing_s(self, now: float) -> float:
+        """Seconds since the first of the failures in a row; 0 after a call that was answered."""
+        return now - self._since if self.failing else 0.0
+
     def down_s(self, now: float) -> float:
         """Seconds since the first of the failures while it is open; else 0."""
         return now - self._since if self.open else 0.0

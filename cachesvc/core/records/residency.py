@@ -355,6 +355,11 @@ class TierState:
         """The tier took no more bytes a short time ago."""
         return self.full_until > 0.0
 
+    @property
+    def takes_nothing(self) -> bool:
+        """The tier is full, or files of others take all the room on its disk."""
+        return self.full or not self.given_bytes
+
     kept: dict[DatasetId, EvictionList] = field(default_factory=dict)
     committing: set[Copy] = field(default_factory=set)
 

@@ -49,6 +49,8 @@ class Reserve:
         self.window_bytes = 0
         self.ahead_of_nvme = False
         """All claimed data fits, and small samples on NVMe are copied into RAM before plans need them."""
+        self.has_window = False
+        """Room is reserved for the window."""
         self.streams = False
         """More is claimed than can be kept, so part of it streams through the window."""
         self.largest_bytes = 0
@@ -101,7 +103,7 @@ class Reserve:
         most = max((tier.budget_bytes for tier in works), default=0)
         largest = chain.from_iterable(each.largest_bytes.values() for each in shares.datasets.values())
         self.largest_bytes = max((each for each in largest if each <= most), default=0)
-        self.streams = self.ahead_of_nvme = False
+        self.streams = self.ahead_of_nvme = self.has_window = False
         self._reserve_unplanned()
         capacity = capacity_bytes(self._tiers) - sum(tier.unplanned_share_bytes for tier in works)
         self._opened_bytes = self._not_kept_bytes(capacity, self.open_bytes, self._absent_bytes)
@@ -123,7 +125,8 @@ class Reserve:
         if 0 < ahead_bytes <= spare:  # it costs no hit
             self.ahead_of_nvme, self.window_bytes = self._reads_small, ahead_bytes
         self._most_opened_bytes = self._share_out()
-        if spare < 0 or 0 < ahead_bytes <= spare:
+        self.has_window = spare < 0 or 0 < ahead_bytes <= spare
+        if self.has_window:
             self.tier.reserve_bytes += self.window_bytes
         self.streams = spare < 0
 

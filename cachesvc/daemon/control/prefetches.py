@@ -161,6 +161,6 @@ def _add_unfit(node: Node, reply: pb.PrefetchReply, dataset: DatasetId, planned:
         reply.unfit_bytes = max(0, int(missing - min(room, left)))
     if reply.unfit_bytes:
         reply.lost_tiers.extend(tier.name for tier in node.policy.tiers.values() if tier.lost)
-        reply.full_tiers.extend(tier.name for tier in tiers if tier.full)
+        reply.full_tiers.extend(tier.name for tier in tiers if tier.takes_nothing)
     if left < missing:
         reply.over_quota_bytes = max(0, reply.unfit_bytes - max(0, missing - room))

@@ -134,7 +134,7 @@ class Reports:
     def _status(self, caller: Peer | None) -> pb.StatusReply:
         fills = self._fills.reading()
         tiers = [
-            message_of(pb.TierStatus, tier, corrupt_extents=tier.corrupt_count)
+            message_of(pb.TierStatus, tier, corrupt_extents=tier.corrupt_count, full=tier.takes_nothing)
             for tier in self._node.policy.tiers.values()
         ]
         return pb.StatusReply(

@@ -67,6 +67,8 @@ class DiskReactions:
         tier = self._runner.node.policy.tiers[name]
         budget_bytes = self._budgets.measured(name, room, tier.used_bytes)
         if budget_bytes != tier.given_bytes:
+            if not (tier.lost or (budget_bytes and tier.given_bytes)):
+                record(Event("tier_room" if budget_bytes else "tier_taken", tier=name))
             self._runner.handle(events.Resized(name, budget_bytes))
 
     def _renew(self, name: TierName, successor: Successor) -> None:

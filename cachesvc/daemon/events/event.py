@@ -39,6 +39,8 @@ KINDS = {
     "fill_failed": "a fill failed",
     "tier_lost": "a tier is lost",
     "tier_back": "a tier works again",
+    "tier_taken": "files of others take all the room of a cache directory; free some there",
+    "tier_room": "a cache directory has room again",
     "corrupt": "a corrupt extent is dropped",
     "unreadable": "an unreadable extent is dropped",
     "repaired": "a dropped extent is filled again",
@@ -60,7 +62,7 @@ KINDS = {
 }
 """Each kind of event, and its log line."""
 SOURCE_ERRORS = (NotAllowed, NotFound, CorruptData, SourceChanged, SourceUnavailable)
-_WARNINGS = {"member_away", "member_refused", "member_silent", "cluster_warning"}
+_WARNINGS = {"member_away", "member_refused", "member_silent", "cluster_warning", "tier_taken"}
 _ERRORS = {"crashed", "tier_lost", "corrupt", "unreadable", "wrong_bytes", "wrong_bytes_here"}
 _log = logging.getLogger(EVENTS)
 

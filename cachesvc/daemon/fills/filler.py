@@ -47,8 +47,8 @@ from cachesvc.daemon.processes.threads import ThreadPool, run_in_background
 from cachesvc.sources.fetch import Fetcher, encode_missing
 from cachesvc.sources.open import Sources, SourceSettings
 from cachesvc.sources.read_watch import ReadWatch
-from cachesvc.sources.resilient import SourceCounters
 from cachesvc.sources.stated_hashes import check_stated
+from cachesvc.sources.timed_reads import SourceCounters
 from cachesvc.sources.watched import CallWatch
 from cachesvc.system.buffers import Buffers
 from cachesvc.system.fill_target import open_target

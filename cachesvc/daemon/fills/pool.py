@@ -27,7 +27,7 @@ from cachesvc.daemon.processes import jobs
 from cachesvc.daemon.processes.datagrams import send
 from cachesvc.daemon.processes.fork_server import CANNOT_FORK, DEATH_S, Child, ForkServer
 from cachesvc.sources.paces import SharedHedges, new_paces
-from cachesvc.sources.resilient import SourceCounters
+from cachesvc.sources.timed_reads import SourceCounters
 from cachesvc.system.footprint import largest_ram_bytes
 from cachesvc.system.memory import allowed_bytes, oom_kills
 

@@ -42,7 +42,7 @@ from cachesvc.daemon.peers.residency_changes import ResidencyChanges
 from cachesvc.daemon.processes.datagrams import RECEIVE_ERRORS, send
 from cachesvc.daemon.processes.spawn import environment_of_agent, spawn
 from cachesvc.daemon.runner import Runner
-from cachesvc.sources.resilient import SourceCounters
+from cachesvc.sources.timed_reads import SourceCounters
 
 log = logging.getLogger(__name__)
 END_S = 2.0

@@ -150,7 +150,9 @@ class Members:
     def heard(self, name: str) -> None:
         """Note that a node greets this one."""
         with self._lock:
-            self._roster.heard(name, time.monotonic())
+            back_at = self._roster.heard(name, time.monotonic())
+        if back_at:
+            self._calls.reconnect(back_at)
         self._wake.set()
 
     def weigh(self, weight_bytes: int) -> None:

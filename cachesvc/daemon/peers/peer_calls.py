@@ -104,6 +104,11 @@ class PeerCalls:
         with self._lock:
             self._stubs = {address: stub for address, stub in self._stubs.items() if address in addresses}
 
+    def reconnect(self, address: str) -> None:
+        """Make a new connection for the next call, where gRPC would wait with one that failed before."""
+        with self._lock:
+            self._stubs.pop(address, None)
+
     def _stub(self, address: str) -> Any:
         with self._lock:
             if self._certificates is not None and self._certificates.renewed():
@@ -114,6 +119,7 @@ class PeerCalls:
             options: list[tuple[str, int | str]] = [
                 ("grpc.enable_http_proxy", 0),
                 ("grpc.max_reconnect_backoff_ms", int(RECONNECT_S * 1000)),
+                ("grpc.use_local_subchannel_pool", 1),  # else a new channel waits for the failed connection
                 ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),
                 ("grpc.keepalive_timeout_ms", int(CALL_S * 1000)),
                 ("grpc.http2.max_pings_without_data", 0),

@@ -12,7 +12,7 @@ from cachesvc.core.commands import Need
 from cachesvc.core.model import DatasetId
 from cachesvc.core.placement.place_search import Patience, ReadEnd
 from cachesvc.daemon.processes.datagrams import Receiver
-from cachesvc.sources.resilient import SourceCounters
+from cachesvc.sources.timed_reads import SourceCounters
 
 JOBS_AT_ONCE = 16
 """Jobs that a process runs at a time. Fills are fewer; a build of minutes must not delay builds of other datasets."""

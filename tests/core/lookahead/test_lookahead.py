@@ -291,6 +291,13 @@ def test_beside_small_samples_large_ones_stay_on_nvme() -> None:
     assert tell(node, Demanded(ONE, 1, C)) == [Grant(ONE, 1, C, NVME, "kept")]
 
 
+def test_a_plan_goes_on_past_extents_that_were_demanded_while_it_reads_them() -> None:
+    node = node_of(ram=9, lookahead_bytes=SIZE)
+    carry_out(node, declare(A, B, C, D), *(Demanded(ONE, n, each) for n, each in enumerate((A, B, C))))
+    rows = ((A, 0, 9), (B, 0, 9), (C, 1, 9), (D, 10, 19))
+    assert tell(node, Planned(1, 1, rows)) == [StartFill(D, RAM)]
+
+
 def test_the_end_of_an_epoch_fetches_the_first_window_of_the_next_one() -> None:
     node = node_of(ram=9, lookahead_bytes=2 * SIZE)
     tell(node, declare(A, B, C, D))

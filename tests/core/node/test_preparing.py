@@ -77,6 +77,12 @@ def test_an_extent_that_another_node_has_is_fetched_from_there() -> None:
     assert tell(node, Filled(A, RAM, from_peer=True)) == grants
 
 
+def test_an_uneven_extent_is_asked_of_no_other_node() -> None:
+    node = node_of(3, share_prepared=True)
+    tell(node, replace(prepared(A, B, sources=(E, E)), uneven=True), PreparerJoined(FIRST, DATASET))
+    assert starts(tell(node, Demanded(ONE, 1, A))) == [(E, None)]
+
+
 @pytest.mark.parametrize("found", [False, True], ids=["none has it", "its copy is gone"])
 def test_an_extent_that_no_other_node_gives_is_prepared_here(found: bool) -> None:
     node = preparing_node(share_prepared=True)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachesvc.core.placement.directory import SOURCE
-from cachesvc.core.placement.peer_health import REQUESTS_TRIP, THROTTLES_S, PlacesHealth
+from cachesvc.core.placement.peer_health import ALONE_S, REQUESTS_TRIP, THROTTLES_S, PlacesHealth
 from cachesvc.core.placement.place_search import Verdict
 from cachesvc.core.placement.traits import Traits, sources
 from cachesvc.core.rates.circuit_breaker import PEER_TRIP
@@ -184,3 +184,17 @@ def test_a_source_that_hangs_for_this_node_alone_fails() -> None:
     assert "the source fails at b" in warning.text
     health.judge(Verdict(SOURCE, 64 << 20, 0.5), 1.0)
     assert health.source(*answered, 1.0) == "works"
+
+
+def test_one_fill_that_hung_is_enough_where_no_other_follows() -> None:
+    """A member of many leads few fills, so it may be long before it asks its source again."""
+    health, answered, late = PlacesHealth(), (100, 0, 0), Verdict(SOURCE, failure="late")
+    health.judge(Verdict(SOURCE, 64 << 20, 0.5), 0.0)
+    health.judge(late, 1.0)
+    assert health.source(*answered, ALONE_S) == "slow"
+    health.judge(Verdict("b", 64 << 20, 0.5), 5.0)
+    assert health.source(*answered, 1.0 + ALONE_S) == "fails"
+    assert health.left_out(1.0 + ALONE_S) == [], "the next fill asks it"
+    health.judge(Verdict(SOURCE, 64 << 20, 0.5), 20.0)
+    health.judge(late, 20.0 + ALONE_S)
+    assert health.source(*answered, 20.0 + ALONE_S) == "slow"

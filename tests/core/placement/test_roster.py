@@ -318,10 +318,11 @@ def test_a_member_that_says_goodbye_keeps_its_share_and_is_no_trouble() -> None:
 def test_a_member_that_is_back_is_greeted_as_soon_as_it_greets() -> None:
     found = roster(A)
     found.greeted(A, node("b"), 0.0)
+    assert not found.heard("b", 1.0), "it is present"
     for _ in range(6):
         found.failed(A, 10.0)
     assert found.due(11.0) == []
-    found.heard("b", 11.0)
+    assert found.heard("b", 11.0) == A
     assert found.due(11.0) == [A]
 
 

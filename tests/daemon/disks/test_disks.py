@@ -349,5 +349,19 @@ def test_the_budget_shrinks_for_files_of_others_and_grows_back(tmp_path: Path, d
         room = os.statvfs(disk)
         assert room.f_bavail >= SHARE_SPARE * room.f_blocks
         assert (disk / "others").read_bytes() == theirs
+
+        def kinds() -> set[str]:
+            return {event.kind for event in found.control.events(0.0)}
+
+        def all_taken() -> bool:
+            """Take what the cache has freed; return whether nothing is left."""
+            with contextlib.suppress(OSError), (disk / "others").open("ab", buffering=0) as file:
+                file.write(theirs)
+            return "tier_taken" in kinds()
+
+        wait_until(all_taken)
+        assert found.tier().full
         (disk / "others").unlink()
         wait_until(lambda: found.tier().budget_bytes >= before * 0.95)
+        assert "tier_room" in kinds()
+        assert not found.tier().full

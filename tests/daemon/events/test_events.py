@@ -276,7 +276,7 @@ def test_a_follower_hears_of_events_across_a_crash(tmp_path: Path) -> None:
 ELSEWHERE = {
     "drained": "cluster/test_drain.py",
     "fill_failed": "fills/test_fill.py",
-    "unreadable": "disks/test_disks.py",
+    **dict.fromkeys(("unreadable", "tier_taken", "tier_room"), "disks/test_disks.py"),
     "reloaded": "reload/test_reload.py",
     "reload_failed": "reload/test_reload.py",
     **dict.fromkeys(

@@ -28,7 +28,7 @@ from cachesvc.daemon.fills.preparers import Preparers
 from cachesvc.daemon.fills.sent_bytes import SentBytes
 from cachesvc.daemon.fills.shared_fills import Located, SharedFills
 from cachesvc.daemon.processes import jobs
-from cachesvc.sources.resilient import SourceCounters
+from cachesvc.sources.timed_reads import SourceCounters
 from cachesvc.tiers.ram import RamTier
 from cachesvc.tiers.tier import Checksums
 from tests.support.descriptors import descriptors

@@ -47,11 +47,11 @@ class Forgetful:
 
 
 @contextmanager
-def served(servicer: object) -> Iterator[str]:
+def served(servicer: object, at: str = "127.0.0.1:0") -> Iterator[str]:
     """Serve a node's calls; yields its address."""
     server = grpc.server(ThreadPoolExecutor(4))
     services.add_to_server(server, "Peers", servicer)
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.add_insecure_port(at)
     server.start()
     yield f"127.0.0.1:{port}"
     server.stop(None).wait(WAIT_S)
@@ -66,6 +66,17 @@ def located(settle_s: float = SETTLE_S) -> tuple[Members, Locator]:
     return found, Locator(
         ME, found, OwnedExtents(ME, lambda extents, later, without_source=False: set()), calls
     )
+
+
+def test_a_node_that_has_just_started_is_called_at_once() -> None:
+    calls, hello = PeerCalls(None, ""), pb.HelloRequest()
+    with served(Forgetful()) as address:
+        assert calls.hello(address, hello).name == "other"
+    with pytest.raises(grpc.RpcError):
+        calls.hello(address, hello)
+    with served(Forgetful(), address):
+        calls.reconnect(address)
+        assert calls.hello(address, hello).name == "other"
 
 
 def listing(address: str) -> Any:

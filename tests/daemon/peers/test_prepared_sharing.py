@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +12,15 @@ from cachesvc.client.control import Control
 from cachesvc.v1 import cachesvc_pb2 as pb
 from loader import open_dataset
 from testbed.node import Daemon
-from tests.loader.prepare.pictures import COUNT, calls, half, same, write_pictures
+from tests.loader.prepare.pictures import (
+    COUNT,
+    SPELLED_BYTES,
+    calls,
+    half,
+    same,
+    spelled,
+    write_pictures,
+)
 from tests.support.membership.nodes import Nodes, meet
 
 SHARE = "--share-prepared"
@@ -18,17 +28,26 @@ PROBED = 10
 """The most pictures that a job prepares to learn what the function returns."""
 
 
-def read(daemon: Daemon, data: str, called: Path) -> tuple[int, pb.DatasetStatus]:
+def read(
+    daemon: Daemon,
+    data: str,
+    called: Path,
+    function: Callable[[Any], Any] = half,
+    max_bytes: int = 0,
+) -> tuple[int, pb.DatasetStatus]:
     """Read all prepared pictures; return how many were prepared for that, and the status of their dataset."""
     called.write_text("")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CACHESVC_SOCKET", daemon.socket_dir)
         patch.setenv("CACHESVC", "require")
         patch.setenv("CALLS", str(called))
-        plain, prepared = open_dataset(data), open_dataset(data, prepare=half)
+        plain, prepared = (
+            open_dataset(data),
+            open_dataset(data, prepare=function, prepare_max_bytes=max_bytes),
+        )
         found = [prepared[n] for n in range(COUNT)]
         made = len(calls(called))
-        assert all(same(each, half(plain[n])) for n, each in enumerate(found))
+        assert all(same(each, function(plain[n])) for n, each in enumerate(found))
         with Control(daemon.socket_dir) as control:
             (status,) = (each for each in control.status().datasets if "#" in each.dataset.uri)
         plain.close()
@@ -48,3 +67,14 @@ def test_prepared_samples_travel_between_nodes_that_both_share_them(tmp_path: Pa
         assert made <= PROBED
         assert status.peer_bytes == status.resident_bytes > 0
         assert read(alone, pictures, called)[0] == 0
+
+
+@pytest.mark.slow
+def test_samples_of_unlike_shapes_are_prepared_on_each_node(tmp_path: Path) -> None:
+    nodes, called = Nodes(tmp_path, "ab"), tmp_path / "calls"
+    pictures = write_pictures(nodes.data / "pictures")
+    with nodes.node("a", SHARE) as first, nodes.node("b", SHARE) as second:
+        meet(first, second)
+        found = [read(node, pictures, called, spelled, SPELLED_BYTES) for node in (first, second, first)]
+    assert [made for made, _ in found] == [COUNT, COUNT, 0]
+    assert not any(status.peer_bytes for _, status in found)

@@ -13,7 +13,7 @@ import pytest
 from cachesvc.catalog.options import Options
 from cachesvc.daemon.processes import jobs
 from cachesvc.daemon.processes.datagrams import BODY_IN_MEMFD, MAX_DATAGRAM_BYTES, RECEIVE_ERRORS, send
-from cachesvc.sources.resilient import SourceCounters
+from cachesvc.sources.timed_reads import SourceCounters
 from tests.support.descriptors import descriptors
 
 DONE = jobs.Answered(1, jobs.JobDone(message="m", dataset="0" * 32))

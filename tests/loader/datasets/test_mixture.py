@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from cachesvc.core.errors import CacheError, InvalidInput
 from loader import DataLoader, Packed, mix, open_dataset, pack
 from tests.support.training.loader_fakes import PlannedLink, compiled, in_memory
 from tests.support.training.mixtures import (
+    SEQ,
     SIZES,
     dataset_in,
     draws,
@@ -184,6 +186,24 @@ def test_each_connection_gets_one_plan_in_steps_of_the_mixture(root: Path) -> No
         plan = links[which].plans[0]
         assert (np.diff(plan.first_step) >= 0).all()
         assert extent in plan.extent[(plan.first_step <= step) & (step <= plan.last_step)]
+
+
+def test_a_plan_names_the_extents_of_the_next_epoch_of_a_mixture_and_of_packs(root: Path) -> None:
+    made = [
+        compiled(root / "n0.npy", root, extent_bytes=4096, format="records"),
+        compiled(root / "text", root, extent_bytes=4096, format="tokens", seq_len=1),
+    ]
+    links = [PlannedLink(link.id, link.path) for link in made]
+    records, packs = in_memory(links[0]), pack(in_memory(links[1]), SEQ)
+    for dataset, planned in ((mix({records: 1, in_memory(made[0]): 1}), links[0]), (packs, links[1])):
+        loader = DataLoader(dataset, batch_size=4, shuffle=True, window=8192)
+        for _ in range(3):
+            assert sum(1 for _ in loader)
+        assert all(
+            plan.following is not None and plan.following.tolist() == after.extent.tolist()
+            for plan, after in pairwise(planned.plans)
+        )
+        assert len(planned.plans) == 3
 
 
 def test_repr_and_index_errors_of_packs_and_mixtures(root: Path) -> None:

@@ -29,6 +29,7 @@ from tests.loader.prepare.pictures import (
     BAD,
     COUNT,
     calls,
+    doubled,
     fails,
     half,
     noted,
@@ -304,6 +305,41 @@ def test_evicted_samples_are_prepared_again(daemon: Daemon, data: str, called: P
     again = [*DataLoader(open_dataset(data, prepare=half), 9)]
     assert all(same(*pair) for pair in zip(again, first, strict=True))
     assert calls(called) == dict.fromkeys(range(COUNT), 1)
+
+
+def test_where_the_source_changed_samples_are_prepared_anew(daemon: Daemon) -> None:
+    data = write_pictures(daemon.root.parent / "of-changed", seed=3)
+    before = open_dataset(data, prepare=half)
+    first = [*DataLoader(before, 9)]
+    write_pictures(Path(data), seed=4)
+    by_hand, after = open_dataset(data, transform=half), open_dataset(data, prepare=half)
+    assert after.identity != before.identity
+    assert all(same(*pair) for pair in zip(DataLoader(after, 9), DataLoader(by_hand, 9), strict=True))
+    assert all(same(*pair) for pair in zip(DataLoader(before, 9), first, strict=True)), "it is kept as it was"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_samples_that_no_tier_has_room_for_are_those_of_the_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    """A full NVMe: it holds a tenth of what is prepared."""
+    data, disk = write_pictures(tmp_path / "data"), tmp_path / "disk"
+    disk.mkdir()
+    options = ["--ram", f"{2 * EXTENT}", "--nvme", f"{disk}={4 * EXTENT}", "--extent-bytes", str(EXTENT)]
+    monkeypatch.setenv("CACHESVC", "require")
+    with Daemon(tmp_path / "node", [*options, "--fillers", "1", "--allow", data]) as daemon:
+        monkeypatch.setenv("CACHESVC_SOCKET", daemon.socket_dir)
+        plain = open_dataset(data)
+        by_hand = [doubled(plain[n]) for n in range(COUNT)]
+        batches = DataLoader(open_dataset(data, prepare=doubled), 9, shuffle=True, num_workers=workers)
+        for _ in range(3):
+            seen = list[int]()
+            for batch in batches:
+                numbers = batches.indices.tolist()
+                assert all(same(np.asarray(each), by_hand[n]) for each, n in zip(batch, numbers, strict=True))
+                seen += numbers
+            assert sorted(seen) == [*range(COUNT)]
 
 
 def test_the_digest_of_a_run_is_that_of_plain_samples(

@@ -12,6 +12,8 @@ import pytest
 from cachesvc.config import SourceSection
 from cachesvc.core.errors import CacheError, NotAllowed, NotFound, SourceChanged, SourceUnavailable
 from cachesvc.core.model import ObjectVersion
+from cachesvc.core.rates.backoff import LATENCY_SAMPLES, LEAST_LATE_S
+from cachesvc.sources.open import Sources, SourceSettings
 from cachesvc.sources.resilient import Resilience, Resilient
 from cachesvc.sources.s3.s3 import S3Source, open_s3
 from testbed import WAIT_S
@@ -193,6 +195,27 @@ def test_a_stalled_read_is_hedged_and_the_winner_is_whole(
     assert patient.counters.hedges == 1
     assert patient.counters.requests == 65
     patient.close()
+
+
+@pytest.mark.parametrize("pays", [False, True])
+def test_no_read_is_sent_again_where_the_requester_pays(
+    s3_env: dict[str, str], proxy: Proxy, version: ObjectVersion, pays: bool
+) -> None:
+    section = SourceSection(version.uri.removesuffix("x"), endpoint=proxy.endpoint, requester_pays=pays)
+    sources = Sources(SourceSettings(sections=(section,)))
+    source, held, into = sources(version.uri), Fault("hold"), bytearray(1000)
+    for number in range(LATENCY_SAMPLES):
+        read(source, version, number, 1000)
+    proxy.faults.append(held)
+    reading = threading.Thread(target=source.read_into, args=(version, 99, memoryview(into)))
+    reading.start()
+    reading.join(10 * LEAST_LATE_S if pays else WAIT_S)
+    assert reading.is_alive() == pays
+    held.until.set()
+    reading.join(WAIT_S)
+    source.close()
+    assert bytes(into) == DATA[99:1099]
+    assert sources.counters().hedges == (not pays)
 
 
 @pytest.mark.parametrize("key", ODD)
