@@ -26,8 +26,9 @@ RATE_LEAST_BYTES = 65536
 """A read of fewer bytes says nothing about the rate."""
 REQUESTS_TRIP = Trip(failures=1, quiet_s=10.0, first_s=1.0, cap_s=1.0)
 """The source fails once requests to it have been repeated for so long and no byte came."""
-ALONE_S = 10.0
-"""The source fails, too, so long after a fill that it did not give and another place did, unless it gave one since."""
+ALONE_S, ALONE_UNTIL_S = 10.0, 600.0
+"""The source fails, too, in this time after a fill that it did not give and another place did, unless it gave one since.
+Later, one late fill says little about the source of an idle node."""
 THROTTLES_S = 10.0
 """The time after an answer that asked for fewer requests in which the source counts as throttling."""
 Health = Literal["works", "slow", "unreadable", "wrong"]
@@ -127,7 +128,7 @@ class PlacesHealth:
         elif retries > retries_before:
             self._requests.failed(now)
         place = self.of(SOURCE).breaker
-        if self._requests.open or place.open or place.failing_s(now) >= ALONE_S:
+        if self._requests.open or place.open or ALONE_S <= place.failing_s(now) < ALONE_UNTIL_S:
             return "fails"
         if place.failing:
             return "slow"

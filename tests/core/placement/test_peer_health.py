@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachesvc.core.placement.directory import SOURCE
-from cachesvc.core.placement.peer_health import ALONE_S, REQUESTS_TRIP, THROTTLES_S, PlacesHealth
+from cachesvc.core.placement.peer_health import (
+    ALONE_S,
+    ALONE_UNTIL_S,
+    REQUESTS_TRIP,
+    THROTTLES_S,
+    PlacesHealth,
+)
 from cachesvc.core.placement.place_search import Verdict
 from cachesvc.core.placement.traits import Traits, sources
 from cachesvc.core.rates.circuit_breaker import PEER_TRIP
@@ -194,6 +200,7 @@ def test_one_fill_that_hung_is_enough_where_no_other_follows() -> None:
     assert health.source(*answered, ALONE_S) == "slow"
     health.judge(Verdict("b", 64 << 20, 0.5), 5.0)
     assert health.source(*answered, 1.0 + ALONE_S) == "fails"
+    assert health.source(*answered, 1.0 + ALONE_UNTIL_S) == "slow", "one late fill, long ago"
     assert health.left_out(1.0 + ALONE_S) == [], "the next fill asks it"
     health.judge(Verdict(SOURCE, 64 << 20, 0.5), 20.0)
     health.judge(late, 20.0 + ALONE_S)
