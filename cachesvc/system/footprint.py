@@ -10,8 +10,8 @@ import os
 
 from cachesvc.system.memory import MEMORY_SPARE, allowed_bytes
 
-DAEMON_BYTES = 112 << 20
-"""The daemon, the fork server and the builder, with their sockets and page tables."""
+DAEMON_BYTES = 124 << 20
+"""The parent, the daemon, the fork server and the builder, with their sockets and page tables."""
 FILLER_BYTES = 28 << 20
 """A filler, without the memory of its fills."""
 AGENT_BYTES = 48 << 20
