@@ -14,7 +14,7 @@ from cachesvc.core.model import Counted, ExtentId, ReaderId, Stay, TierName
 
 
 class Need(IntEnum):
-    """Who waits for a fill: a reader, a plan or nobody. Late requests of the fill with the lowest value are sent again
+    """The most urgent party that waits for a fill. Late requests of the fill with the lowest value are sent again
     first. Between fills of equal value the older one is first, since fills begin in the order of plans."""
 
     READER = 0

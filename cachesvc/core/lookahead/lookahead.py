@@ -5,12 +5,12 @@ it finds room. Where the data does not fit, the plans of one order together may 
 and not yet read (`order_windows.py`). They fetch it along a schedule (`schedule.py`), so that the source sees an even rate
 over the whole plan. A schedule delays no reader: while a reader waits for a fill, only room and slots limit its plans.
 
-Over extents that are there or on their way, or fit no tier that works, a plan goes `window_bytes` ahead and no further, so
-that one event never walks a whole plan. What it reads side by side counts only where the window has room of its own. Where
-all data fits, a plan whose first extents were demanded before it came to them would fetch none until it had passed these.
-The extents of the next epoch follow its rows, within the same limit; where the data does not fit, none of them is fetched
-from the source before the next plan. A plan that is not scheduled yet, or whose cursor has left a backlog behind, starts
-none. Its readers' demands fetch the extents that they need.
+Over extents that are there or on their way, or fit no tier that works, a plan goes `window_bytes` ahead and no
+further, so that one event never walks a whole plan. Extents that it is reading now count towards this limit only
+where the window has reserved room. Otherwise, a plan that reads more than the limit side by side would fetch nothing
+ahead. The extents of the next epoch follow its rows, within the same limit; where the data does not fit, none of them
+is fetched from the source before the next plan. A plan that is not scheduled yet, or whose cursor has left a backlog
+behind, starts no fill. Its readers' demands fetch the extents that they need.
 
 A plan begins with the extents of its first step. While they come, it fetches no other large extent: all together would
 share the source's bandwidth, and the first batch would wait for all.
@@ -101,8 +101,8 @@ class Lookahead:
         return not moved or not any(users.values())
 
     def _far(self, plan: PlanState) -> bool:
-        """Return whether a plan is as far ahead as it may go over extents that are there. Where the window has room of its
-        own, what the plan reads side by side counts, else only what it does not read yet."""
+        """Return whether a plan is as far ahead as it may go over extents that are there. Extents that it is reading now
+        count only where the window has reserved room."""
         ahead_bytes = plan.entered_bytes if self._reserve.has_window else plan.coming_bytes
         return ahead_bytes >= self._reserve.window_bytes
 

@@ -36,7 +36,7 @@ Health = Literal["works", "slow", "unreadable", "wrong"]
 sent other bytes than the source has."""
 Source = Literal["", "works", "throttles", "slow", "fails"]
 """How a node's sources answer it; "": it has not asked them. `slow`: the last read was late or failed, and another place
-gave the extent. `fails`: so it was three times in a row, or `ALONE_S` ago and no fill was given since."""
+gave the extent. `fails`: three times in a row, or once, `ALONE_S` to `ALONE_UNTIL_S` ago, and it gave none since."""
 
 
 @dataclass(slots=True)

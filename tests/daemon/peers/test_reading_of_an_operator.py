@@ -36,7 +36,7 @@ CONTENTS = np.random.default_rng(5).bytes(EXTENTS * EXTENT)
 
 
 def printed(daemon: Daemon, verb: str, *words: str) -> str:
-    """What a verb prints."""
+    """Return what a verb prints."""
     out = io.StringIO()
     with redirect_stdout(out), redirect_stderr(out):
         run([verb, *words, "--socket", daemon.socket_dir])
