@@ -228,6 +228,7 @@ class LeasedReads:
         """Close inherited descriptors in a forked child, and send nothing."""
         for leased in self._leased.values():
             os.close(leased.fd)
+            leased.fd = -1
         self._leased.clear()
         self._lock, self._connected, self._reading = threading.RLock(), None, 0
         self._process = os.getpid()

@@ -59,7 +59,9 @@ def _path_of(snapshot: Snapshot, file: SnapshotFile, held: ExitStack) -> str:
             _log.warning("%s: reading %s directly from the source", error, redacted(uri))
         else:
             if os.fstat(leased.fd).st_size == size_bytes:
-                return f"/proc/self/fd/{leased.fd}"
+                own = fcntl.fcntl(leased.fd, fcntl.F_DUPFD_CLOEXEC, 0)  # a forked child closes the lease's
+                held.callback(os.close, own)
+                return f"/proc/self/fd/{own}"
             _log.info("%s lies on a disk: copying its %d bytes to memory", redacted(uri), size_bytes)
     elif (local := local_path(uri)) is not None:
         return local

@@ -104,6 +104,22 @@ with cachesvc.path(sys.argv[1]) as path:
 """
 
 
+FORKS = """
+import os, sys, cachesvc
+with cachesvc.path(sys.argv[1]) as path:
+    child = os.fork()
+    if not child:
+        others = [open(os.devnull) for _ in range(8)]
+        os._exit(0 if open(path, "rb").read() == open(sys.argv[1], "rb").read() else 1)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_forked_child_opens_the_path(daemon: Daemon, model: Path) -> None:
+    command = [sys.executable, "-c", FORKS, str(model / "rows.npy")]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "0\n"
+
+
 def test_processes_share_one_copy_that_is_fetched_once(daemon: Daemon, model: Path) -> None:
     evicted()
     before = source_bytes()
