@@ -78,7 +78,7 @@ def place(path: str, host: str, hosts: Sequence[str]) -> tuple[str, str]:
     return bucket, key
 
 
-_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
+_RANGE = re.compile(r"bytes=(\d{0,20})-(\d{0,20})")
 
 
 def span(header: str, size_bytes: int) -> tuple[int, int] | None:
