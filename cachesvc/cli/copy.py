@@ -6,8 +6,9 @@ import os
 import re
 import shutil
 import sys
+import threading
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +76,8 @@ def cp(uri: str, folder: str, socket: str | None, json: bool) -> int:
     """
     if "://" in folder:
         raise InvalidInput(f"{folder} is no local folder: cp only reads through the cache")
+    if os.path.exists(folder) and not os.path.isdir(folder):
+        raise InvalidInput(f"{folder} is no folder: cp copies into one, under the names of the objects")
     from cachesvc.gateway.urls import stripped
 
     with _file_system(socket) as files:
@@ -83,13 +86,17 @@ def cp(uri: str, folder: str, socket: str | None, json: bool) -> int:
         found: dict[str, Any] = files.find(root, detail=True)
         named = _named(root, found)
         total, done = sum(int(entry["size"]) for entry in found.values()), 0
+        ended = threading.Event()
         with ProgressBar("copy", json) as progress, ThreadPoolExecutor(THREADS) as pool:
-            copies = [pool.submit(_copied, files, name, os.path.join(folder, named[name])) for name in named]
+            copies = [
+                pool.submit(_copied, files, name, os.path.join(folder, named[name]), ended) for name in named
+            ]
             try:
                 for copy in as_completed(copies):
                     done += copy.result()
                     progress.update(done, total)
             finally:
+                ended.set()
                 pool.shutdown(cancel_futures=True)
     text = f"{uri}: {len(named):,} file{'s' * (len(named) != 1)}, {output.size(total)}; in {folder}"
     output.report(
@@ -141,14 +148,18 @@ def _named(root: str, found: Iterable[str]) -> dict[str, str]:
     return named
 
 
-def _copied(files: CachedFileSystem, name: str, target: str) -> int:
-    """Copy one file, and return its size in bytes. Raises OutOfSpace, NotAllowed, and what reading raises."""
+def _copied(files: CachedFileSystem, name: str, target: str, ended: threading.Event) -> int:
+    """Copy one file, and return its size in bytes. Raises OutOfSpace, NotAllowed, what reading raises, and CancelledError
+    where `ended` is set."""
     parent, own = os.path.split(target)
     part = f"{parent}/.{own}.{os.getpid()}.tmp"
     try:
         os.makedirs(parent, exist_ok=True)
         with open(part, "wb") as into, files.open(name) as file:
-            shutil.copyfileobj(file, into, STEP_BYTES)
+            while data := file.read(STEP_BYTES):
+                if ended.is_set():
+                    raise CancelledError
+                into.write(data)
             size_bytes = into.tell()
         os.replace(part, target)
     except CacheError:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from cachesvc.__main__ import run
 from testbed.node import Daemon
 from tests.support import datasets
 from tests.support.faults.fake_s3 import Object, fake_s3
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +65,25 @@ def test_cp_copies_a_folder_as_it_lies(words: list[str], folder: Path, tmp_path:
 def test_cp_copies_one_object_under_its_name(words: list[str], folder: Path, tmp_path: Path) -> None:
     assert run(["cp", *words, f"{folder}/sub/deep/b.txt", str(tmp_path)]) == 0
     assert os.listdir(tmp_path) == ["b.txt"]
+
+
+def test_an_interrupted_copy_ends_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CACHESVC", "off")
+    (tmp_path / "from").mkdir()
+    (tmp_path / "into").mkdir()
+    with open(tmp_path / "from" / "large", "wb") as file:
+        file.truncate(8 << 30)
+
+    def interrupt() -> None:
+        wait_until(lambda: any(path.stat().st_size for path in (tmp_path / "into").iterdir()))
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        run(["cp", str(tmp_path / "from"), str(tmp_path / "into")])
+    thread.join()
+    assert os.listdir(tmp_path / "into") == []
 
 
 def test_what_cannot_be_copied_is_one_line_and_its_code(
