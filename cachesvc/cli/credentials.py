@@ -109,10 +109,12 @@ def env(profile: str | None, client: str, endpoint: str | None, socket: str | No
     """
     from cachesvc.gateway.s3.keys import MAX_LIFETIME_S
 
+    if endpoint and not endpoint.startswith(("http://", "https://")):
+        raise InvalidInput(f"--endpoint {endpoint}: write it with its scheme, such as http://127.0.0.1:9000")
     found = _keys(socket, MAX_LIFETIME_S)
     endpoint = endpoint or str(found["Endpoint"])
     if profile is not None:
-        path = _write_profile(profile, endpoint, socket)
+        path = _write_profile(profile, endpoint, socket or os.environ.get("CACHESVC_SOCKET"))
         output.report(
             json,
             f"profile {profile} in {path} leads to {endpoint}: AWS_PROFILE={profile}",
@@ -141,10 +143,11 @@ def _write_profile(name: str, endpoint: str, socket: str | None) -> str:
     """
     if not _NAME.fullmatch(name):
         raise InvalidInput(f"--profile {name!r}: use letters, digits, dots, hyphens and underscores")
-    path = Path(os.environ.get("AWS_CONFIG_FILE") or Path.home() / ".aws" / "config")
+    path = _aws_file("AWS_CONFIG_FILE", "config")
     begin, end = f"# cachesvc env --profile {name}: begin", f"# cachesvc env --profile {name}: end"
-    command = shutil.which("cachesvc") or f"{sys.executable} -m cachesvc"
-    where = f" --socket {shlex.quote(socket)}" if socket else ""
+    own = shutil.which("cachesvc")
+    command = shlex.join([os.path.abspath(own)] if own else [sys.executable, "-m", "cachesvc"])
+    where = f" --socket {shlex.quote(os.path.abspath(socket))}" if socket else ""
     title = "default" if name == "default" else f"profile {name}"
     block = f"""{begin}
 [{title}]
@@ -165,11 +168,22 @@ s3 =
         tail = rest.partition(f"{end}\n")[2] if found else ""
         if re.search(rf"^\[{re.escape(title)}\]", head + tail, re.M):
             raise InvalidInput(f"{path} has a profile {name} of another origin: choose another name")
+        keys = _aws_file("AWS_SHARED_CREDENTIALS_FILE", "credentials")
+        if keys.exists() and re.search(rf"^\[{re.escape(name)}\]", keys.read_text(), re.M):
+            raise InvalidInput(f"{keys} has keys of a profile {name}, which come first: choose another name")
         joined = head if not head or head.endswith("\n") else f"{head}\n"
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        part.touch(0o600)
         part.write_text(f"{joined}{block}{tail}")
+        if path.exists():
+            part.chmod(path.stat().st_mode & 0o777)
         os.replace(part, path)
     except OSError as error:
         raise unwritable(str(path), error) from None
     return str(path)
+
+
+def _aws_file(variable: str, name: str) -> Path:
+    """Return a file of the AWS configuration, the one that a link leads to."""
+    return Path(os.environ.get(variable) or f"~/.aws/{name}").expanduser().resolve()

@@ -64,13 +64,19 @@ def test_credentials_have_the_form_of_a_credential_process(capsys: Any) -> None:
     assert found["Version"] == 1
 
 
-def test_boto3_reads_through_a_profile(daemon: Daemon, bucket: str, capsys: Any, tmp_path: Path) -> None:
-    config = tmp_path / "aws" / "config"
-    config.parent.mkdir()
+def test_boto3_reads_through_a_profile(
+    daemon: Daemon, bucket: str, capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, link = tmp_path / "dotfiles", tmp_path / "aws" / "config"
+    link.parent.mkdir()
+    link.symlink_to(config)
     config.write_text("[profile mine]\nregion = eu-west-1\n")
+    config.chmod(0o640)
     for _ in range(2):
         assert run(["env", "--profile", "node", "--socket", daemon.socket_dir]) == 0
     assert config.read_text().count("[profile node]") == 1
+    assert link.is_symlink()
+    assert config.stat().st_mode & 0o777 == 0o640
     assert config.read_text().startswith("[profile mine]\nregion = eu-west-1\n")
     command = f"{shlex.quote(sys.executable)} -m cachesvc credentials"
     text = config.read_text()
@@ -82,6 +88,10 @@ def test_boto3_reads_through_a_profile(daemon: Daemon, bucket: str, capsys: Any,
     assert run(["env", "--profile", "mine"]) == 2
     assert run(["env", "--profile", "a b"]) == 2
     assert "another origin" in capsys.readouterr().err
+    (tmp_path / "keys").write_text("[old]\naws_access_key_id = A\naws_secret_access_key = B\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "keys"))
+    assert run(["env", "--profile", "old"]) == 2
+    assert "which come first" in capsys.readouterr().err
 
 
 def test_boto3_and_s5cmd_read_by_variables(bucket: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
