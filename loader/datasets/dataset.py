@@ -294,7 +294,7 @@ class Dataset(TorchDataset[Any]):
             return Dataset(self.opened, spec, self.ids, self._picks)
         unclaimed = OpenedDataset(replace(self.opened.link, claims=False), self.opened.verify)
         source = Dataset(unclaimed, replace(spec, transform=None))
-        opened, form = open_prepared(unclaimed.link, source, source.sample_spec, name, max_bytes)
+        opened, form = open_prepared(unclaimed.link, source, source.sample_spec, name, max_bytes, self.ids)
         return Dataset(opened, spec, self.ids, self._picks, PreparingSource(source, form))
 
     def select(self, ids: Sequence[int] | Ints) -> Dataset:

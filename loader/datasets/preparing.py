@@ -125,16 +125,16 @@ class PreparingSource:
 
 
 def open_prepared(
-    link: DatasetLink, source: Source, spec: SampleSpec, name: str, most_bytes: int
+    link: DatasetLink, source: Source, spec: SampleSpec, name: str, most_bytes: int, ids: Ints | None
 ) -> tuple[OpenedDataset, PreparedForm]:
     """Open what `spec.prepare` makes of a dataset in the daemon of its link. The function is tried where the daemon does
     not know it yet. `name` stands for the digest of its code. `most_bytes`: the most that a sample of unlike ones takes,
-    0 where all have one shape.
+    0 where all have one shape. `ids`: the samples that are to be read; None for all.
 
     Raises InvalidInput for a changed function of the same name, and for results that cannot be kept.
     """
     recipe = _recipe(spec, name, most_bytes)
-    prepared, found = link.prepared(recipe, lambda: form_by_trial(source, most_bytes).to_json())
+    prepared, found = link.prepared(recipe, lambda: form_by_trial(source, most_bytes, ids).to_json())
     _check(recipe, found)
     opened = OpenedDataset(prepared, source.opened.verify)
     layout = opened.catalog.layout
@@ -144,19 +144,23 @@ def open_prepared(
     return opened, form
 
 
-def form_by_trial(source: Source, most_bytes: int = 0) -> PreparedForm:
-    """Return the form of the first samples, each of which is prepared twice. Raises InvalidInput where two results differ,
-    or samples have several forms; the error of the last of `MOST_BAD` samples that cannot be prepared."""
+def form_by_trial(source: Source, most_bytes: int, ids: Ints | None) -> PreparedForm:
+    """Return the form of the first samples, of `ids` where it names some; each is prepared twice.
+
+    Raises InvalidInput where two results differ, or samples have several forms; the error of the last of `MOST_BAD` samples
+    that cannot be prepared.
+    """
     form: PreparedForm | None = None
-    tried, count = 0, min(source.catalog.samples, MOST_BAD)
+    samples = ids if ids is not None and len(ids) else np.arange(source.catalog.samples)
+    tried, last = 0, samples[:MOST_BAD][-1]
     try:
-        for sample in range(count):
+        for sample in samples[:MOST_BAD].tolist():
             try:
                 results = [next(source.iter_samples(np.asarray([sample]), None)) for _ in range(2)]
                 if most_bytes:  # a sample with more bytes is a bad one, and tells nothing of the others
                     record_of(uneven_form_of(results[0], most_bytes), results[0])
             except Exception as error:
-                if (sample == count - 1 and form is None) or not is_bad_sample(error):
+                if (sample == last and form is None) or not is_bad_sample(error):
                     raise
                 continue
             form = form or (uneven_form_of(results[0], most_bytes) if most_bytes else form_of(results[0]))
@@ -179,7 +183,7 @@ def _recipe(spec: SampleSpec, name: str, most_bytes: int) -> Recipe:
     assert prepare is not None, "there is a function"
     chosen = (
         spec.fields,
-        digest_of(decode) if callable(decode) else decode,
+        digest_of(decode, opaque=bool(name)) if callable(decode) else decode,
         spec.image_mode,
         spec.out,
         spec.bare,

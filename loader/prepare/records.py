@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from cachesvc.catalog.layout import PreparedField
-from cachesvc.catalog.prepared import PreparedForm
+from cachesvc.catalog.prepared import MAX_FIELDS, PreparedForm
 from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, from_code
 from cachesvc.core.wire import NO_DATASET as UNKNOWN
 
@@ -26,11 +26,16 @@ CONTENT_AT = END.size - len(UNKNOWN)
 MADE, FAILED = 1, 2
 ALIGNMENT = 8
 _ADVICE = "return a tensor, an array or a number, or a tuple or dict of these"
+_SIZED = (
+    "; with prepare_max_bytes= (--max-bytes) text and bytes are kept, too, and arrays of unlike shapes, as np.asarray makes"
+    " of a list"
+)
 
 
 def form_of(sample: Any) -> PreparedForm:
     """Return the form of records for samples like this one. Raises InvalidInput for values that records do not hold."""
     container, names, values = parts_of(sample)
+    check_count(container, names)
     fields, end = list[PreparedField](), 0
     for name, value in zip(names, values, strict=True):
         kind, array = array_of(name, value)
@@ -42,15 +47,15 @@ def form_of(sample: Any) -> PreparedForm:
 def encode(form: PreparedForm, sample: Any, content: bytes = UNKNOWN) -> bytearray:
     """Return the record of a sample. `content`: the digest of its extent in the source. Raises InvalidInput for a sample of
     another form."""
-    container, names, values = parts_of(sample)
-    if container != form.container or names != names_of(form):
-        raise other_form(f"a {container} of {', '.join(names)}", f"a {form.container}")
+    values = values_of(form, sample)
     record = bytearray(form.stride_bytes)
     for field, value in zip(form.fields, values, strict=True):
         kind, array = array_of(field.name, value)
         if (kind, array.dtype.str, array.shape) != (field.kind, field.dtype, field.shape):
-            found = f"{array.dtype} {list(array.shape)}"
-            raise other_form(found, f"{np.dtype(field.dtype)} {list(field.shape)}", field.name)
+            found = f"{kind} {array.dtype} {list(array.shape)}"
+            wanted = f"{field.kind} {np.dtype(field.dtype)} {list(field.shape)}"
+            mend = ", or give prepare_max_bytes= (--max-bytes)" * (array.shape != field.shape)
+            raise other_form(found, wanted, field.name, mend)
         np.ndarray(field.shape, field.dtype, record, field.offset)[...] = array
     END.pack_into(record, form.stride_bytes - END.size, MADE, 0, 0, content)
     return record
@@ -74,15 +79,19 @@ def error_fields(error: Exception, room: int) -> tuple[int, bytes]:
 
 def error_in(record: bytes | bytearray, key: str) -> CacheError:
     """Return the error that a record holds in place of the sample `key`."""
-    state, code, length, _ = END.unpack_from(record, len(record) - END.size)
-    return kept_error(state, code, record[:length], key)
+    room = len(record) - END.size
+    state, code, length, _ = END.unpack_from(record, room)
+    return kept_error(state, code, record[:length], room, key)
 
 
-def kept_error(state: int, code: int, message: bytes | bytearray, key: str) -> CacheError:
-    """Return the error that a record keeps in place of the sample `key`."""
+def kept_error(state: int, code: int, message: bytes | bytearray, room: int, key: str) -> CacheError:
+    """Return the error that a record keeps in place of the sample `key`. `room`: the bytes of the longest message."""
     if state != FAILED:
         return CorruptData(f"{key}: its prepared record was never written; cachesvc evict drops it")
-    error = from_code(code, f"{key}: {message.decode('utf-8', 'replace')}")
+    text = message.decode("utf-8", "replace")
+    if len(message) == room:
+        text += "... (there is no room for the rest: give the function this sample)"
+    error = from_code(code, f"{key}: {text}")
     error.of_object = True
     return error
 
@@ -121,11 +130,38 @@ def parts_of(sample: Any) -> tuple[str, tuple[str, ...], Sequence[Any]]:
     return "value", ("value",), [sample]
 
 
+def check_count(container: str, names: Sequence[str]) -> None:
+    """Raise InvalidInput for a sample of no values, or of more than records hold."""
+    if not 0 < len(names) <= MAX_FIELDS:
+        raise InvalidInput(
+            f"prepare= returned {_fields(container, names)}, and records hold 1 to {MAX_FIELDS:,} values: return an"
+            " array of many numbers, as np.asarray makes of a list"
+        )
+
+
+def values_of(form: PreparedForm, sample: Any) -> Sequence[Any]:
+    """Return the values of a sample in the order of a form's fields. Raises InvalidInput for a sample of other fields."""
+    container, names, values = parts_of(sample)
+    wanted = names_of(form)
+    if container != form.container or {*names} != {*wanted}:
+        mend = ", or return an array, as np.asarray makes of a list" * (container in ("list", "tuple"))
+        raise other_form(_fields(container, names), _fields(form.container, wanted), mend=mend)
+    return [sample[name] for name in wanted] if container == "dict" else values
+
+
+def _fields(container: str, names: Sequence[str]) -> str:
+    if container == "value":
+        return "one value"
+    if not names:
+        return f"an empty {container}"
+    return f"a {container} of {', '.join(names) if container == 'dict' and len(names) < 20 else len(names)}"
+
+
 def array_of(name: str, value: Any) -> tuple[str, np.ndarray[Any, Any]]:
     """Return a value's kind, and the value as an array."""
     if isinstance(value, torch.Tensor) and value.layout is torch.strided:
         try:
-            return "tensor", value.detach().cpu().numpy()
+            return "tensor", value.detach().cpu().resolve_conj().resolve_neg().numpy()
         except TypeError:  # numpy has no bfloat16
             raise InvalidInput(
                 f"prepare= returned {value.dtype} for {name}, which records do not hold"
@@ -137,18 +173,26 @@ def array_of(name: str, value: Any) -> tuple[str, np.ndarray[Any, Any]]:
             )
         except OverflowError:
             raise InvalidInput(f"prepare= returned {value} for {name}, beyond 64 bits") from None
-    if isinstance(value, (np.ndarray, np.generic)) and np.asarray(value).dtype.kind in "biufc":
+    if isinstance(value, (np.ndarray, np.generic)) and _is_kept(value):
         kind = "array" if isinstance(value, np.ndarray) else "scalar"
         return kind, np.asarray(value)
     raise InvalidInput(
         f"prepare= returned a {type(value).__module__}.{type(value).__qualname__} for {name}; {_ADVICE}"
+        + _SIZED * isinstance(value, (str, bytes, list))
     )
 
 
-def other_form(found: str, wanted: str, name: str = "") -> InvalidInput:
+def _is_kept(value: np.ndarray[Any, Any] | np.generic) -> bool:
+    """Tell whether records hold such numbers: long doubles have bytes without a meaning, and masks would be lost."""
+    dtype = value.dtype
+    return dtype.kind in "biufc" and dtype.char not in "gG" and not isinstance(value, np.ma.MaskedArray)
+
+
+def other_form(found: str, wanted: str, name: str = "", mend: str = "") -> InvalidInput:
+    """Return the error of a sample that differs from the first. `mend`: what to do in place of making them alike."""
     of = f" for {name}" if name else ""
     error = InvalidInput(
-        f"prepare= returned {found}{of}, and {wanted} for the first sample: make all samples alike"
+        f"prepare= returned {found}{of}, and {wanted} for the first sample: make all samples alike{mend}"
     )
     error.of_object = True
     return error

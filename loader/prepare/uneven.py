@@ -22,14 +22,15 @@ from loader.prepare.records import (
     FAILED,
     MADE,
     array_of,
+    check_count,
     encode,
     encode_error,
     error_fields,
     kept_error,
-    names_of,
     other_form,
     parts_of,
     value_of,
+    values_of,
 )
 
 MAX_SIDES = 8
@@ -42,6 +43,7 @@ def uneven_form_of(sample: Any, most_bytes: int) -> PreparedForm:
     """Return the form of records of samples like this one, whose values take `most_bytes` at most. Raises InvalidInput for
     values that records do not hold."""
     container, names, values = parts_of(sample)
+    check_count(container, names)
     found = (_array(name, value) for name, value in zip(names, values, strict=True))
     fields = tuple(
         PreparedField(name, kind, array.dtype.str, (), 0)
@@ -54,9 +56,7 @@ def uneven_form_of(sample: Any, most_bytes: int) -> PreparedForm:
 def encode_uneven(form: PreparedForm, sample: Any, content: bytes = UNKNOWN) -> bytearray:
     """Return the record of a sample: its head, the shape of each value, and the values. See `records.encode`. Raises
     InvalidInput for a sample of another form, or with too many bytes."""
-    container, names, values = parts_of(sample)
-    if container != form.container or names != names_of(form):
-        raise other_form(f"a {container} of {len(names)}", f"a {form.container} of {len(form.fields)}")
+    values = values_of(form, sample)
     shapes, arrays, size_bytes = bytearray(), [], 0
     for field, value in zip(form.fields, values, strict=True):
         kind, array = _array(field.name, value)
@@ -98,10 +98,11 @@ def record_of_error(form: PreparedForm, error: Exception, content: bytes = UNKNO
     return (encode_uneven_error if form.most_bytes else encode_error)(form, error, content)
 
 
-def uneven_error(record: bytes | bytearray, key: str) -> Exception | None:
+def uneven_error(form: PreparedForm, record: bytes | bytearray, key: str) -> Exception | None:
     """Return the error that a record keeps in place of the sample `key`; None where it was made."""
     state, code, length, _ = END.unpack_from(record)
-    return None if state == MADE else kept_error(state, code, record[END.size : END.size + length], key)
+    message, room = record[END.size : END.size + length], form.stride_bytes - END.size
+    return None if state == MADE else kept_error(state, code, message, room, key)
 
 
 def decode_uneven(form: PreparedForm, record: bytes | bytearray) -> list[Any]:

@@ -141,7 +141,8 @@ class PreparedSamples:
         for is_here, sample in zip(here.tolist(), samples.tolist(), strict=True):
             if is_here:
                 record: bytes | bytearray = next(records)
-                if error := uneven_error(record, f"{source.catalog.key(sample)} of {source.catalog.uri}"):
+                key = f"{source.catalog.key(sample)} of {source.catalog.uri}"
+                if error := uneven_error(form, record, key):
                     raise error
             else:
                 record = encode_uneven(form, next(absent))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import shutil
 import sys
 import types
 from pathlib import Path
@@ -27,10 +29,10 @@ def function_of(folder: Path, text: str, name: str = "of_a_user") -> Any:
     module = types.ModuleType(name)
     module.__file__ = str(path)
     sys.modules[name] = module
-    exec(compile(text, str(path), "exec"), vars(module))
+    exec(compile(text, str(path), "exec", dont_inherit=True), vars(module))
     import linecache
 
-    linecache.checkcache(str(path))
+    linecache.clearcache()  # a second edit within a tick of the clock
     return module.prepare
 
 
@@ -48,6 +50,140 @@ def test_an_edit_of_the_function_or_of_what_it_uses_is_another_digest(tmp_path: 
     before = digest_of(function_of(tmp_path, SIDE + HELPER + FUNCTION))
     assert digest_of(function_of(tmp_path, SIDE + HELPER + FUNCTION)) == before
     assert digest_of(function_of(tmp_path, edited)) != before
+
+
+DECORATED = """
+import functools
+def decorated(function):
+    @functools.wraps(function)
+    def called(sample):
+        return function(sample) * 1
+    return called
+@decorated
+def prepare(sample):
+    return sample
+"""
+OF_LIBRARY = """
+import torch
+SIZE = 1
+@torch.no_grad()
+def cut(sample):
+    return sample[:SIZE]
+def prepare(sample):
+    return cut(sample)
+"""
+OF_CLASSES = """
+SIZE = 1
+class Base:
+    def cut(self, sample):
+        return sample[:SIZE]
+class Resize(Base):
+    def __call__(self, sample):
+        return self.cut(sample)
+prepare = Resize()
+"""
+STATIC = """
+class Sizes:
+    size = 1
+    @staticmethod
+    def cut(sample):
+        return sample[:Sizes.size]
+def prepare(sample):
+    return Sizes.cut(sample)
+"""
+CONFIGURED = """
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+class Side(Enum):
+    LEFT = 1
+@dataclass
+class Config:
+    sizes: list[int] = field(default_factory=lambda: [4])
+    side: Side = Side.LEFT
+    place: Path = Path("/data")
+config = Config()
+def prepare(sample):
+    return sample, config.sizes, config.side, config.place
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "before", "after"),
+    [
+        (DECORATED, "* 1", "* 2"),
+        (DECORATED, "return sample\n", "return -sample\n"),
+        (OF_LIBRARY, "SIZE = 1", "SIZE = 2"),
+        (OF_CLASSES, "SIZE = 1", "SIZE = 2"),
+        (OF_CLASSES, "[:SIZE]", "[SIZE:]"),
+        (STATIC, "size = 1", "size = 2"),
+        (STATIC, "[:Sizes", "[-Sizes"),
+        (CONFIGURED, "[4]", "[5]"),
+        (CONFIGURED, "LEFT = 1", "LEFT = 2"),
+        (CONFIGURED, "/data", "/other"),
+    ],
+)
+def test_what_decorators_classes_and_settings_say_counts(
+    tmp_path: Path, text: str, before: str, after: str
+) -> None:
+    digest = digest_of(function_of(tmp_path, text))
+    assert digest_of(function_of(tmp_path, text)) == digest
+    assert text.replace(before, after) != text
+    assert digest_of(function_of(tmp_path, text.replace(before, after))) != digest
+
+
+@pytest.mark.parametrize(
+    "by",
+    [
+        "from a_helper import cut\n    return cut(sample)",
+        "import a_helper\n    return a_helper.cut(sample)",
+        "import a_package.a_helper\n    return a_package.a_helper.cut(sample)",
+    ],
+)
+def test_a_module_that_is_imported_in_the_function_counts(
+    tmp_path: Path, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "a_package").mkdir()
+    digests = []
+    for size in (4, 5):
+        for path in (tmp_path, tmp_path / "a_package"):
+            (path / "a_helper.py").write_text(f"SIDE = {size}\n{HELPER}")
+        digests.append(digest_of(function_of(tmp_path, f"def prepare(sample):\n    {by}\n")))
+        for name in ("a_helper", "a_package", "a_package.a_helper"):
+            sys.modules.pop(name, None)
+        importlib.invalidate_caches()
+        shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
+        shutil.rmtree(tmp_path / "a_package" / "__pycache__", ignore_errors=True)
+    assert digests[0] != digests[1]
+
+
+def test_an_edit_after_the_function_was_loaded_is_not_taken_for_it(tmp_path: Path) -> None:
+    text = SIDE + HELPER + FUNCTION
+    loaded = function_of(tmp_path, text)
+    before = digest_of(loaded)
+    edited = digest_of(function_of(tmp_path, text.replace("* factor", "+ factor")))
+    assert digest_of(loaded) not in (before, edited), "its file says something else by now"
+
+
+def test_functions_without_a_file_differ_by_their_constants() -> None:
+    found = []
+    for factor in (2, 3, 2):
+        names: dict[str, Any] = {"__name__": __name__}
+        exec(f"def prepare(sample):\n    return sample * {factor}", names)
+        found.append(digest_of(names["prepare"]))
+    assert found[0] == found[2] != found[1]
+
+
+def test_a_script_has_the_identity_of_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    function = function_of(tmp_path, SIDE + HELPER + FUNCTION)
+    as_module = qualified_name(function), digest_of(function)
+    script = types.ModuleType("__main__")
+    script.__file__ = str(tmp_path / "of_a_user.py")
+    monkeypatch.setitem(sys.modules, "__main__", script)
+    text = (tmp_path / "of_a_user.py").read_text()
+    exec(compile(text, script.__file__, "exec", dont_inherit=True), vars(script))
+    assert (qualified_name(script.prepare), digest_of(script.prepare)) == as_module
 
 
 def test_an_edit_of_something_else_in_its_module_changes_nothing(tmp_path: Path) -> None:

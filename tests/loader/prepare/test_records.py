@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import namedtuple
 from typing import Any
 
@@ -78,6 +79,34 @@ def test_a_sample_of_another_form_is_an_error_of_that_sample(other: Any) -> None
     with pytest.raises(InvalidInput, match="the first sample") as caught:
         encode(form, other)
     assert caught.value.of_object
+
+
+@pytest.mark.parametrize(
+    ("first", "other", "says"),
+    [
+        (1, np.int64(1), "scalar int64 [] for value, and number int64 [] for"),
+        ({"a": 1, "b": 2}, {"a": 1}, "a dict of a, and a dict of a, b for"),
+        ([1, 2], [1], "a list of 1, and a list of 2 for the first sample: .* np.asarray"),
+        (np.zeros(2), np.zeros(3), "prepare_max_bytes="),
+    ],
+)
+def test_a_sample_of_another_form_is_told_with_what_to_do(first: Any, other: Any, says: str) -> None:
+    with pytest.raises(InvalidInput, match=re.sub(r"[][]", r"\\\g<0>", says)):
+        encode(form_of(first), other)
+
+
+@pytest.mark.parametrize(
+    ("sample", "says"),
+    [([], "an empty list"), ({}, "an empty dict"), ([1] * 2000, "np.asarray"), ({"ids": [1]}, "--max-bytes")],
+)
+def test_lists_and_empty_samples_are_refused_with_what_to_return(sample: Any, says: str) -> None:
+    with pytest.raises(InvalidInput, match=says):
+        form_of(sample)
+
+
+def test_fields_may_come_in_another_order() -> None:
+    form = form_of({"a": 1, "b": 2.5})
+    assert encode(form, {"b": 2.5, "a": 1}) == encode(form, {"a": 1, "b": 2.5})
 
 
 @pytest.mark.parametrize("size", [0, 3, 500])

@@ -45,7 +45,7 @@ def test_a_sample_comes_back_as_it_was(sample: Any) -> None:
     assert PreparedForm.from_json(form.to_json()) == form
     record = bytes(encode_uneven(form, sample))
     assert len(record) <= form.stride_bytes
-    assert uneven_error(record, "7.jpg") is None
+    assert uneven_error(form, record, "7.jpg") is None
     found = contained(form, decode_uneven(form, record))
     assert same_bits(found, sample)
 
@@ -84,10 +84,10 @@ def test_an_error_keeps_its_code_within_the_room_of_a_record() -> None:
     form = uneven_form_of("", 1)
     record = record_of_error(form, SourceChanged("it has changed " * 99))
     assert len(record) <= form.stride_bytes
-    found = uneven_error(bytes(record), "7.jpg")
+    found = uneven_error(form, bytes(record), "7.jpg")
     assert type(found) is SourceChanged
     assert str(found).startswith("7.jpg: it has changed")
-    assert "never written" in str(uneven_error(bytes(form.stride_bytes), "7.jpg"))
+    assert "never written" in str(uneven_error(form, bytes(form.stride_bytes), "7.jpg"))
 
 
 @pytest.mark.parametrize("shape", [(9,), (-1, 5), (1, -5), (1, 1 << 40), (2, 1 << 40, 1 << 40)])
