@@ -1,7 +1,7 @@
-"""The process that `cachesvc prepare` starts: `python -m loader.prepare_ahead JOB`, where JOB is JSON of `Job`.
+"""The process that `cachesvc prepare` starts: `python -m loader.prepare_ahead JOB FD`, where JOB is JSON of `Job`.
 
-It prints JSON, one object a line: what the data is and what a sample costs, then {"ready"} once its processes prepare, or
-{"error", "code"}. It ends when it is terminated.
+It writes JSON to the pipe FD, one object a line: what the data is and what a sample costs, then {"ready"} once its
+processes prepare, or {"error", "code"}. It ends when it is terminated.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The process that `cachesvc try` starts: `python -m loader.trial JOB`, where JOB is JSON of `Job`.
+"""The process that `cachesvc try` starts: `python -m loader.trial JOB FD`, where JOB is JSON of `Job`.
 
-It prints JSON, one object a line: what the data is, then the figures of each pass, or {"error", "code"}.
+It writes JSON to the pipe FD, one object a line: what the data is, then the figures of each pass, or {"error", "code"}.
 """
 
 from __future__ import annotations

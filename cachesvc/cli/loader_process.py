@@ -1,4 +1,4 @@
-"""Runs a job of the loader's in a process of its own, which imports torch, and reads the rows that it prints."""
+"""Runs a job of the loader's in a process of its own, which imports torch, and reads the rows that it writes."""
 
 from __future__ import annotations
 
@@ -8,27 +8,34 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
 
 from cachesvc.core.errors import INTERRUPTED, CacheError, from_code
+
+_STDERR = 2
 
 
 @contextmanager
 def rows_of(module: str, job: Mapping[str, Any], socket: str | None) -> Iterator[Iterator[dict[str, Any]]]:
-    """Run `python -m MODULE JOB` until this block ends; yield what it prints. The iterator raises the job's error, and
-    CacheError where the process is killed."""
+    """Run `python -m MODULE JOB FD` until this block ends; yield the rows that it writes to the pipe FD. The iterator
+    raises the job's error, and CacheError where the process is killed."""
     environment = os.environ | ({"CACHESVC_SOCKET": socket, "CACHESVC": "require"} if socket else {})
-    command = [sys.executable, "-m", module, json.dumps(job)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+    ours, its = os.pipe()
+    command = [sys.executable, "-m", module, json.dumps(job), str(its)]
+    with open(ours) as rows:
         try:
-            yield _checked(process, module)
+            process = subprocess.Popen(command, stdout=_STDERR, pass_fds=[its], env=environment)
         finally:
-            process.terminate()
+            os.close(its)
+        with process:
+            try:
+                yield _checked(process, rows, module)
+            finally:
+                process.terminate()
 
 
-def _checked(process: subprocess.Popen[str], module: str) -> Iterator[dict[str, Any]]:
-    assert process.stdout is not None, "stdout is a pipe"
-    for line in process.stdout:
+def _checked(process: subprocess.Popen[bytes], rows: TextIO, module: str) -> Iterator[dict[str, Any]]:
+    for line in rows:
         row: dict[str, Any] = json.loads(line)
         if "error" in row:
             raise from_code(row["code"], row["error"])

@@ -1,5 +1,5 @@
 """`cachesvc prepare`: have a function make what it makes of a dataset's samples, before the job starts. Runs jobs of the
-loader's in a process of its own, which imports torch, and reads the rows that it prints."""
+loader's in a process of its own, which imports torch, and reads the rows that it writes."""
 
 from __future__ import annotations
 

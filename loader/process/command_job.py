@@ -1,4 +1,5 @@
-"""A process that a verb of the command line starts: a job as JSON in, rows as JSON out."""
+"""A process that a verb of the command line starts: a job as JSON in the first argument, rows as JSON out, to the pipe
+whose descriptor is the second. What a user's code prints goes to stderr."""
 
 from __future__ import annotations
 
@@ -13,12 +14,13 @@ from cachesvc.core.errors import INTERRUPTED, CacheError
 
 
 def say(**row: object) -> None:
-    """Print a row."""
-    print(json.dumps(row), flush=True)
+    """Write a row."""
+    with open(int(sys.argv[2]), "w", closefd=False) as rows:
+        print(json.dumps(row), file=rows)
 
 
 def run_job(run: Callable[[dict[str, Any]], None]) -> int:
-    """Run the job in the first argument, with modules of the working directory; return the exit code. An error is a row
+    """Run the job, with modules of the working directory; return the exit code. An error is a row
     {"error", "code"}. SIGTERM ends the process in good order, and the processes of multiprocessing with it."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     sys.path.insert(0, os.getcwd())

@@ -1,6 +1,7 @@
-"""The process that `cachesvc tokenize` starts: `python -m loader.token_shards JOB`, where JOB is JSON of `Job`.
+"""The process that `cachesvc tokenize` starts: `python -m loader.token_shards JOB FD`, where JOB is JSON of `Job`.
 
-It prints JSON, one object a line: {"done_bytes", "total_bytes"} while it runs, and then the result, or {"error", "code"}.
+It writes JSON to the pipe FD, one object a line: {"done_bytes", "total_bytes"} while it runs, and then the result, or
+{"error", "code"}.
 """
 
 from __future__ import annotations
