@@ -16,6 +16,8 @@ _ECHOED = {
     "Marker": "marker",
 }
 """Elements that repeat an argument, and its name in the query."""
+_ENDS = {"\r": "&#13;"}
+"""Parsers of XML take a carriage return for a line feed: a token with one would lead to another page."""
 _ENCODED = ("Prefix", "Delimiter", "StartAfter", "Marker", "NextMarker", "Key")
 
 
@@ -91,7 +93,7 @@ def _text(name: str, value: object, url: bool) -> str:
         return "true" if value else "false"
     if isinstance(value, datetime):
         return value.strftime("%Y-%m-%dT%H:%M:%S.000Z")
-    return quote(str(value), "/") if url and name in _ENCODED else escape(str(value))
+    return quote(str(value), "/") if url and name in _ENCODED else escape(str(value), _ENDS)
 
 
 def _document(name: str, parts: Sequence[str]) -> bytes:
