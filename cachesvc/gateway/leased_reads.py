@@ -280,13 +280,19 @@ class LeasedReads:
         """Lease an extent; another thread may lease it meanwhile, too. Raises OutOfSpace where there is no room."""
         connected = self._connect()
         grants: Grants = connected.waiting if wait else connected.daemon
-        self._make_room(MAX_LEASED - 1, MAX_LEASED_BYTES - int(self.catalog.extent_sizes[extent]))
+        size_bytes = int(self.catalog.extent_sizes[extent])
+        self._make_room(MAX_LEASED - 1, MAX_LEASED_BYTES - size_bytes)
         made: list[LeasedExtent] = []
 
         def leased() -> bool:
             [answer] = grants.acquire([extent], limit_s)
             if isinstance(answer, Granted):
                 made.append(self._add(answer, grants))
+            elif (budgets := connected.daemon.tier_budgets) and size_bytes > max(budgets):
+                raise OutOfSpace(
+                    f"{self.catalog.uri} is cached in {size_bytes:,} bytes at once, and the largest tier of the daemon"
+                    f" holds {max(budgets):,}: give it more --ram or --nvme"
+                )
             else:
                 self._make_room(0, 0)
             return bool(made)

@@ -219,13 +219,15 @@ def test_a_copy_on_a_disk_has_the_bytes_of_the_object_alone(
 def test_an_object_larger_than_every_tier_is_refused_or_read_past_them(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cachesvc.client.failover.ROOM_S", 0.1)
     with Daemon(
         tmp_path / "node", ["--ram", "4MiB", "--extent-bytes", "1MiB", "--allow", f"{model}/"]
     ) as own:
         monkeypatch.setenv("CACHESVC_SOCKET", own.socket_dir)
         monkeypatch.setenv("CACHESVC", "require")
-        with pytest.raises(OutOfSpace, match="--ram"), cachesvc.path(model / "model.safetensors"):
+        with (
+            pytest.raises(OutOfSpace, match=r"the largest tier .* --ram"),
+            cachesvc.path(model / "model.safetensors"),
+        ):
             pass
         monkeypatch.setenv("CACHESVC", "auto")
         with cachesvc.path(model / "model.safetensors") as path:
