@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 from cachesvc.catalog.build import DirectBytes, build
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.options import Options
+from cachesvc.catalog.prepared import origin_of
 from cachesvc.catalog.survey import survey
 from cachesvc.cli import output, resolve
 from cachesvc.cli.options import is_dataset_id
@@ -35,6 +36,12 @@ def catalog_file(
     directory = socket or find_daemon()
     if directory is not None and (socket or answers(directory)):
         with _granted(directory, name, options, as_json) as file:
+            catalog = Catalog.open(file)
+            origin = origin_of(catalog)
+            if origin is None:
+                yield catalog, file
+                return
+        with _granted(directory, origin.source, options, as_json) as file:  # which names the samples
             yield Catalog.open(file), file
     elif is_dataset_id(name):
         raise DaemonUnavailable(

@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader as TorchLoader
 
+from cachesvc.__main__ import run
 from cachesvc.client.control import Control
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.core.errors import CorruptData, InvalidInput, NotFound
@@ -27,7 +29,9 @@ from testbed import WAIT_S
 from testbed.node import Daemon
 from tests.loader.prepare.pictures import (
     BAD,
+    CLASSES,
     COUNT,
+    EACH,
     calls,
     doubled,
     fails,
@@ -441,6 +445,21 @@ def test_a_preparer_that_is_killed_costs_its_extent_alone(
     assert sorted(numbers) == [*range(COUNT)]
     assert batches.stats().bytes_by_origin["prepared"] == 0
     assert sum(calls(called).values()) < 2 * COUNT
+
+
+def as_long_as_its_label(sample: tuple[Any, int], _name: str) -> np.ndarray[Any, Any]:
+    return np.zeros(1 + sample[1])
+
+
+def test_a_subset_is_tried_by_its_own_samples_and_found_by_its_id(
+    daemon: Daemon, data: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for label, name in enumerate(CLASSES):
+        some = open_dataset(data).where(f"label == '{name}'")
+        prepared = some.prepared(partial(as_long_as_its_label, _name=name))
+        assert [*map(len, prepared)] == [1 + label] * EACH
+        assert run(["find", prepared.opened.link.id, f"label == '{name}'", "--count"]) == 0
+        assert capsys.readouterr().out == f"{EACH}\n"
 
 
 def test_a_daemon_that_lost_its_state_learns_of_the_prepared_dataset_again(
