@@ -67,7 +67,7 @@ def _mistaken(row: Any, function: Callable[..., Any], error: Exception) -> Inval
         )
     folder = ". cachesvc.torch.ImageFolder passes the image alone" if kind == "tuple" else ""
     found = InvalidInput(
-        f"transform= and decode= get the whole sample, here {what}: {mend}{folder}. "
+        f"prepare=, transform= and decode= get the whole sample, here {what}: {mend}{folder}. "
         f"{type(error).__name__}: {' '.join(str(error).split())}"
     )
     found.of_object = True  # the function itself may have chosen this sample's error

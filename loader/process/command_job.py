@@ -31,4 +31,6 @@ def run_job(run: Callable[[dict[str, Any]], None]) -> int:
         return error.code
     except KeyboardInterrupt:
         return INTERRUPTED
+    finally:  # the interpreter ends; SIGTERM would only have it print where it was
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     return 0
