@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
 from cachesvc.core.errors import INTERRUPTED, CacheError, from_code
 
 _STDERR = 2
+AGAIN_S = 1.0
+"""The wait for a process to end, before it is told again."""
 
 
 @contextmanager
@@ -31,7 +33,10 @@ def rows_of(module: str, job: Mapping[str, Any], socket: str | None) -> Iterator
             try:
                 yield _checked(process, rows, module)
             finally:
-                process.terminate()
+                while process.poll() is None:  # what ends it is lost where it comes in a hook of a fork
+                    process.terminate()
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(AGAIN_S)
 
 
 def _checked(process: subprocess.Popen[bytes], rows: TextIO, module: str) -> Iterator[dict[str, Any]]:

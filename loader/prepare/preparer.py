@@ -27,6 +27,7 @@ from cachesvc.core.limits import PROBE_CAP_S
 from cachesvc.system.fork_hooks import abandon_in_children
 from cachesvc.tiers.checksum import DIGEST_BYTES, block_digest
 from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES
+from loader.prepare.records import error_fields
 from loader.prepare.uneven import record_of, record_of_error
 from loader.reading.reader import Ints
 
@@ -36,6 +37,7 @@ LOOK_S = 0.5
 """How often an idle thread looks whether it is to end."""
 SAMPLES_AT_ONCE = 32
 """Samples whose bytes are read at once."""
+MAX_MESSAGE_BYTES = 1 << 10
 _log = logging.getLogger("cachesvc")
 
 
@@ -171,17 +173,24 @@ def prepare(
     """Prepare one extent, and report it as made, or why not. Raises DaemonUnavailable when the daemon is gone, and where
     `ends()` says so in the middle."""
     failure: CacheError | None = None
-    takes_bytes = 0
+    takes_bytes, failed = 0, list[str]()
     try:
         ids = np.arange(extent_first[work.extent], extent_first[work.extent + 1])
         table = OFFSET_BYTES * (len(ids) + 1) if maker.form.most_bytes else 0
         with Target(work.target, work.size_bytes, table) as target:
-            for record in _records(maker, ids):
+            for record in _records(maker, ids, failed):
                 if ends():
                     raise DaemonUnavailable("this process prepares no more")
                 connection.progress(work, target.write(record))
             connection.progress(work, target.finish())
         takes_bytes = target.size_bytes if table else 0
+        if failed:
+            _log.warning(
+                "%d of %d samples cannot be prepared, and are kept as errors: first %s",
+                len(failed),
+                len(ids),
+                failed[0],
+            )
     except DaemonUnavailable:
         raise
     except CacheError as error:
@@ -192,8 +201,9 @@ def prepare(
     connection.made(work, failure, takes_bytes)
 
 
-def _records(maker: Maker, ids: Ints) -> Iterator[bytearray]:
-    """Yield the record of each sample. Raises an error that no sample caused."""
+def _records(maker: Maker, ids: Ints, failed: list[str]) -> Iterator[bytearray]:
+    """Yield the record of each sample, and note in `failed` what is wrong with one. Raises an error that no sample
+    caused."""
     for begin in range(0, len(ids), SAMPLES_AT_ONCE):
         some = ids[begin : begin + SAMPLES_AT_ONCE]
         while len(some):
@@ -206,6 +216,9 @@ def _records(maker: Maker, ids: Ints) -> Iterator[bytearray]:
             except Exception as error:
                 if not is_bad_sample(error):
                     raise
+                failed.append(
+                    f"sample {some[done]}: {error_fields(error, MAX_MESSAGE_BYTES)[1].decode(errors='replace')}"
+                )
                 yield record_of_error(maker.form, error, maker.content_of(int(some[done])))
                 done += 1
             some = some[done:]

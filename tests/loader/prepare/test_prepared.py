@@ -6,6 +6,7 @@ import gc
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -234,12 +235,13 @@ def test_an_edited_function_is_another_version_and_an_error_under_a_name(
 
 
 def test_a_sample_that_cannot_be_prepared_is_its_typed_error_and_is_tried_once(
-    daemon: Daemon, data: str, called: Path
+    daemon: Daemon, data: str, called: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     dataset = open_dataset(data, prepare=fails)
     called.write_text("")
     with pytest.raises(CorruptData, match=r"cat/017.png .*ValueError: an odd picture"):
         list(DataLoader(dataset, 9))
+    assert re.search("1 of [0-9]+ samples cannot be prepared.*ValueError: an odd picture", caplog.text)
     batches = DataLoader(dataset, 9, on_error="skip")
     numbers = [number for images, _ in batches for number in images[:, 0, 0, 0].tolist()]
     assert sorted(numbers) == [number for number in range(COUNT) if number != BAD]
