@@ -419,8 +419,9 @@ def _checked(done: jobs.JobDone) -> jobs.JobDone:
 
 
 def record_failure(error: CacheError, command: StartFill, dataset: ServedDataset) -> None:
-    """Record that a fill failed, or left out objects."""
-    kind = "source_failed" if isinstance(error, SOURCE_ERRORS) else "fill_failed"
+    """Record that a fill failed, or left out objects. Prepared samples do not come from a source."""
+    of_source = isinstance(error, SOURCE_ERRORS) and dataset.source is None
+    kind = "source_failed" if of_source else "fill_failed"
     record(failed(kind, error, **_about(command, dataset)))
 
 

@@ -90,4 +90,6 @@ def test_samples_of_unlike_shapes_travel_too_and_the_death_of_their_node_is_surv
             control.evict(DatasetId(status.dataset.id))
         made, status = read(second, pictures, called, spelled, SPELLED_BYTES, dies=first)
         assert PROBED < made < COUNT, "the rest was prepared"
+        with Control(second.socket_dir) as control:
+            assert "source_failed" not in [each.kind for each in control.events(0.0)]
         assert read(second, pictures, called, spelled, SPELLED_BYTES)[0] == 0
