@@ -8,6 +8,7 @@ with an empty cache. What a run waits for its first window is not counted.
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -41,20 +42,26 @@ FIRST_EXTENTS = 8
 
 _STEPS = """
 def run(batches, steps, step_s):
-    waits, reading = [], iter(batches)
-    while len(waits) < steps:
-        asked = time.perf_counter()
-        if next(reading, None) is None:
-            break
-        waits.append(time.perf_counter() - asked)
-        time.sleep(step_s)
-    print(json.dumps(waits))
-    sys.stdout.flush()
-    os._exit(0)  # a loader that is in the middle of an epoch may take long to end
+    waits, failed = [], 1
+    try:
+        reading = iter(batches)
+        while len(waits) < steps:
+            asked = time.perf_counter()
+            if next(reading, None) is None:
+                break
+            waits.append(time.perf_counter() - asked)
+            time.sleep(step_s)
+        failed = 0
+    finally:
+        if failed:
+            traceback.print_exc()
+        print(json.dumps(waits))
+        sys.stdout.flush()
+        os._exit(failed)  # a loader that is in the middle of an epoch may take long to end
 """
 
 _OURS = f"""
-import json, os, sys, time
+import json, os, sys, time, traceback
 from loader import DataLoader, open_dataset
 {_STEPS}
 steps = int(sys.argv[1])
@@ -63,7 +70,7 @@ run(DataLoader(data, {BATCH}, shuffle=True, window={WINDOW_STEPS * BATCH_BYTES})
 """
 
 _TORCH = f"""
-import json, os, sys, time
+import json, os, sys, time, traceback
 import boto3, torch
 from botocore.config import Config
 from torch.utils.data import DataLoader, Dataset
@@ -82,7 +89,7 @@ run(batches, int(sys.argv[1]), {STEP_S})
 """
 
 _STREAMING = f"""
-import json, os, sys, time
+import json, os, sys, time, traceback
 import numpy as np
 from bench.peers.mosaic import MDSWriter, StreamingDataLoader, StreamingDataset, clean_stale_shared_memory
 {_STEPS}
@@ -254,7 +261,10 @@ def _peer(
 ) -> tuple[list[float], None]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # its workers may end later
         environment = s3.env(proxy.endpoint) | {"S3_ENDPOINT_URL": proxy.endpoint}
-        return _script(python, script, str(steps), folder, environment=environment), None
+        try:
+            return _script(python, script, str(steps), folder, environment=environment), None
+        except subprocess.CalledProcessError as error:  # the row counts the steps until then
+            return _numbers(error.stdout), None
 
 
 def _script(
@@ -269,7 +279,11 @@ def _script(
         check=True,
         text=True,
     )
-    return [float(each) for each in json.loads((done.stdout.splitlines() or ["[]"])[-1])]
+    return _numbers(done.stdout)
+
+
+def _numbers(printed: str) -> list[float]:
+    return [float(each) for each in json.loads((printed.splitlines() or ["[]"])[-1])]
 
 
 def _get_s(s3: SeaweedFS, endpoint: str, key: str) -> float:
@@ -281,7 +295,8 @@ def _get_s(s3: SeaweedFS, endpoint: str, key: str) -> float:
 
 
 def _quantile(runs: list[list[float]], share: float) -> float:
-    return float(np.quantile(np.concatenate(runs), share))
+    waits = np.concatenate(runs)
+    return float(np.quantile(waits, share)) if waits.size else math.nan
 
 
 def _cells(runs: list[list[float]]) -> list[str]:

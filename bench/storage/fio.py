@@ -20,9 +20,9 @@ PATTERNS = {
 
 
 def limits(files: Sequence[Path], read_bytes: int, batch: int) -> dict[str, Callable[[], float]]:
-    """Functions by pattern name; each makes one pass over `files` and returns bytes per second. A pass reads
-    `read_bytes` at a time in random order, each offset once, through the page cache. The dict is empty without fio,
-    and leaves out patterns that the kernel refuses (io_uring in most containers)."""
+    """Functions by pattern name; each makes one pass over `files`, all that are below their folder, and returns bytes per
+    second. A pass reads `read_bytes` at a time in random order, each offset once, through the page cache. The dict is
+    empty without fio, and leaves out patterns that the kernel refuses (io_uring in most containers)."""
     fixed = _reading(files)
     if fixed is None:
         return {}
@@ -34,7 +34,8 @@ def limits(files: Sequence[Path], read_bytes: int, batch: int) -> dict[str, Call
 
 
 def sequential(files: Sequence[Path]) -> Callable[[], float] | None:
-    """A function that reads `files` once, one after the other, and returns bytes per second; None without fio."""
+    """A function that reads `files`, all that are below their folder, once, one after the other, and returns bytes per
+    second; None without fio."""
     fixed = _reading(files)
     if fixed is None:
         return None
@@ -46,11 +47,8 @@ def _reading(files: Sequence[Path]) -> list[str] | None:
     if program is None:
         return None
     fixed = [program, "--name=limit", "--readonly", "--output-format=json", "--group_reporting", "--direct=0"]
-    folder = os.path.commonpath(
-        [path.parent for path in files]
-    )  # fio limits the length of the names together
-    names = (os.path.relpath(path, folder).replace(":", r"\:") for path in files)
-    return [*fixed, f"--directory={folder}", "--filename=" + ":".join(names)]
+    folder = os.path.commonpath([path.parent for path in files])
+    return [*fixed, f"--opendir={folder}"]
 
 
 def _runs(command: Sequence[str]) -> bool:

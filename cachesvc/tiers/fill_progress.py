@@ -13,10 +13,13 @@ import fcntl
 import mmap
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from enum import IntEnum
 
 from xxhash import xxh3_128_digest
 
+from cachesvc.system.descriptors import closing_fd
 from cachesvc.tiers.checksum import DIGEST_BYTES, block_count
 
 ROOT_BYTES = 16
@@ -184,6 +187,13 @@ class FillProgress:
     def close(self) -> None:
         """Unmap the memory."""
         self._memory.close()
+
+
+@contextmanager
+def own_progress(size_bytes: int) -> Iterator[FillProgress]:
+    """The progress of a fill that no other process follows. Raises OSError."""
+    with closing_fd(FillProgress.create(size_bytes)) as fd, closing(FillProgress(fd, size_bytes)) as progress:
+        yield progress
 
 
 def _memory_bytes(size_bytes: int) -> int:

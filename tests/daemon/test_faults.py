@@ -162,6 +162,7 @@ def test_unexpected_errors_in_a_job_are_answered(tmp_path: Path, daemon: Daemon,
     assert opened(daemon, tmp_path) == dataset
 
 
+@pytest.mark.slow
 def test_openings_of_more_uris_than_a_datagram_holds(tmp_path: Path, daemon: Daemon) -> None:
     folder = tmp_path / ("many" + "y" * 200)
     folder.mkdir()

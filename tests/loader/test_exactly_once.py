@@ -37,7 +37,7 @@ def ranks(link: MemoryLink, world: int, **settings: object) -> list[DataLoader]:
     ]
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers_see_what_the_trainer_alone_would(link: MemoryLink, context: str) -> None:
     [alone] = ranks(link, 1, batch_size=16)
     workers = 2 if context == "fork" else 1  # each that is spawned imports torch

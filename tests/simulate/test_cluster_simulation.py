@@ -53,7 +53,9 @@ def held_to_the_bound(nodes: int, f: float, shards: int, seed: int = 0) -> None:
     assert epochs[0].source_bytes <= 1.02 * work.size_bytes
 
 
-@pytest.mark.parametrize(("nodes", "f"), [(2, 0.05), (4, 0.25), (8, 0.10)])
+@pytest.mark.parametrize(
+    ("nodes", "f"), [(2, 0.05), pytest.param(4, 0.25, marks=pytest.mark.slow), (8, 0.10)]
+)
 def test_the_nodes_keep_together_what_their_room_allows(nodes: int, f: float) -> None:
     held_to_the_bound(nodes, f, 400)
 

@@ -98,7 +98,13 @@ def test_retention_trades_places_under_faults_with_every_invariant_intact(seed: 
 
 @pytest.mark.parametrize("f", [0.35, pytest.param(0.8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    ("policy", "off"), [("undeclared", 0.02), ("lru", 0.01), ("random", 0.01), ("belady", 0.01)]
+    ("policy", "off"),
+    [
+        pytest.param("undeclared", 0.02, marks=pytest.mark.slow),
+        ("lru", 0.01),
+        ("random", 0.01),
+        ("belady", 0.01),
+    ],
 )
 def test_policies_match_their_formulas(policy: PolicyName, off: float, f: float) -> None:
     work = Workload(shards=1500, epochs=7, samples_per_shard=4, batch=4, window=1, seed=3)

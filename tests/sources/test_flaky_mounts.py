@@ -125,7 +125,7 @@ def test_on_a_flaky_mount_bytes_are_right_and_errors_are_typed(
 
 
 @needs_fuse
-@pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO])
+@pytest.mark.parametrize("code", [errno.ESTALE, pytest.param(errno.EIO, marks=pytest.mark.slow)])
 def test_a_file_that_is_stale_in_the_middle_of_a_fill_of_many_is_read_again(
     tmp_path: Path, mount: FaultyMount, code: int
 ) -> None:

@@ -19,7 +19,7 @@ EXTENT = 64 << 10
 EXTENTS = 40
 
 
-@pytest.fixture(scope="module", params=["loopback", "namespaces"])
+@pytest.fixture(scope="module", params=["loopback", pytest.param("namespaces", marks=pytest.mark.slow)])
 def kind(request: pytest.FixtureRequest) -> Kind:
     if request.param == "namespaces":
         try:

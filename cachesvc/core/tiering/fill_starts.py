@@ -66,9 +66,8 @@ class FillStarts:
             self._copies.forget(entry)
 
     def _asks_others(self, entry: CacheEntry) -> bool:
-        """Return whether other nodes have been asked for a prepared extent, and have not answered. An uneven one is not
-        asked for, since its size is not known here."""
-        if not self._policy.settings.share_prepared or entry.most_bytes:
+        """Return whether other nodes have been asked for a prepared extent, and have not answered."""
+        if not self._policy.settings.share_prepared:
             return False
         if entry.elsewhere is Elsewhere.UNKNOWN:
             entry.elsewhere = Elsewhere.ASKED

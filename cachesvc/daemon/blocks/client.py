@@ -11,6 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from cachesvc.config import Tls
 from cachesvc.core.errors import CorruptData, OutOfSpace
@@ -33,6 +34,7 @@ from cachesvc.daemon.blocks.wire import (
     TooSlow,
     host_and_port,
     receive,
+    receive_end,
     receive_frame,
     receive_into,
     set_timeout,
@@ -40,7 +42,7 @@ from cachesvc.daemon.blocks.wire import (
 from cachesvc.system.buffers import Buffers
 from cachesvc.system.fill_target import CACHED_BYTES, FillTarget, open_target
 from cachesvc.tiers.checksum import DIGEST_BYTES, block_digest
-from cachesvc.tiers.fill_progress import ROOT_BYTES, FillProgress, digest_of_digests
+from cachesvc.tiers.fill_progress import FillProgress, digest_of_digests
 from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES
 
 MAX_ADDRESSES = 4096
@@ -161,7 +163,17 @@ class BlockClient:
     def check(self, address: str) -> None:
         """Ask the peer at HOST:PORT for an extent that does not exist, so that both it and its daemon have to answer.
         Raises PeerFailed."""
-        self._request(_Check(address), ())
+        with suppress(PeerLacks):
+            self._request(_Question(address, _NO_EXTENT), ())
+
+    def size_of(self, address: str, extent: ExtentId, most_bytes: int) -> int:
+        """Ask the peer at HOST:PORT for the size of an extent that it holds. Raises PeerFailed; PeerLacks
+        where it tells none, as an older release does, or one above `most_bytes`."""
+        question = _Question(address, extent)
+        self._request(question, ())
+        if not 0 < question.size_bytes <= most_bytes:
+            raise PeerLacks(f"peer {address} names no size of the extent up to {most_bytes:,} bytes")
+        return question.size_bytes
 
     def _agree(self, address: str, asked: int, theirs: int) -> None:
         """Note the version to speak with a peer that does not speak `asked`, and whose newest is `theirs`. Raises
@@ -176,7 +188,7 @@ class BlockClient:
             self._spoken.clear()
         self._spoken[address] = version
 
-    def _request(self, reading: _Reading | _Check, wanted: Sequence[Range]) -> bytes:
+    def _request(self, reading: _Reading | _Question, wanted: Sequence[Range]) -> bytes:
         """Send one request, perhaps again in an older version, and receive its frames; return the digest of digests."""
         try:
             return self._ask(reading, wanted)
@@ -189,7 +201,7 @@ class BlockClient:
                 f"peer {reading.address} answers in version {other.version} of the protocol now"
             ) from None
 
-    def _ask(self, reading: _Reading | _Check, wanted: Sequence[Range]) -> bytes:
+    def _ask(self, reading: _Reading | _Question, wanted: Sequence[Range]) -> bytes:
         """Send one request and receive its frames; return the digest of digests."""
         reading.version = self._spoken.get(reading.address, self._versions[-1])
         message = Request(reading.extent, tuple(wanted), reading.version).pack()
@@ -220,7 +232,7 @@ class BlockClient:
             why = isinstance(error, OSError) and certificate_trouble(error)
             raise PeerFailed(f"peer {reading.address}: {why or error}") from error
 
-    def _exchange(self, made: Connection, reading: _Reading | _Check, message: bytes) -> bytes:
+    def _exchange(self, made: Connection, reading: _Reading | _Question, message: bytes) -> bytes:
         keep = False
         try:
             _send(made.connection, message)
@@ -258,24 +270,25 @@ def _send(connection: socket.socket, message: bytes) -> None:
         raise
 
 
-class _Check:
-    """A question that proves that a peer, and its daemon, can answer."""
+class _Question:
+    """A request for no blocks: whether a peer holds an extent, and its size. A peer that answers works, and so does its
+    daemon."""
 
-    extent = _NO_EXTENT
-
-    def __init__(self, address: str) -> None:
-        self.address = address
+    def __init__(self, address: str, extent: ExtentId) -> None:
+        self.address, self.extent = address, extent
         self.answered = False
         self.version = VERSION
+        self.size_bytes = 0
 
     def receive(self, connection: socket.socket) -> bytes:
         """Receive the answer. Raises PeerFailed, TimeoutError, ConnectionEnded, OSError, ValueError."""
         frame = receive_frame(connection)
         self.answered = True
         _check_version(self.address, frame, self.version)
-        if frame.kind is not Kind.NOT_FOUND:
+        if frame.kind is not Kind.END:
             raise _failure(self.address, frame)
-        return b""
+        root, self.size_bytes = receive_end(connection, self.version)
+        return root
 
 
 class _Reading:
@@ -308,7 +321,7 @@ class _Reading:
                 self._receive_blocks(connection, frame)
             elif frame.kind is Kind.END:
                 self._progress.maker = frame.maker
-                return receive(connection, ROOT_BYTES)
+                return receive_end(connection, self.version)[0]
             elif frame.kind is not Kind.WAIT:
                 raise _failure(self.address, frame)
             elif time.monotonic() > self._late_at:

@@ -11,7 +11,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import isinf
 
-from cachesvc.daemon.blocks.wire import FRAME_BLOCKS, VERSION, Frame, Kind, Range, RequestRefused, within
+from cachesvc.daemon.blocks.wire import (
+    FRAME_BLOCKS,
+    VERSION,
+    Frame,
+    Kind,
+    Range,
+    RequestRefused,
+    pack_end,
+    within,
+)
 from cachesvc.tiers.checksum import DIGEST_BYTES, block_count
 from cachesvc.tiers.fill_progress import FillProgress, FillState, digest_of_digests
 from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES
@@ -101,11 +110,12 @@ class BlockReplies:
             for first, count in _frames(ranges):
                 digests = lent.digests[first * DIGEST_BYTES : (first + count) * DIGEST_BYTES]
                 self._send(lent, first, count, digests)
-            self.say(Frame.end(lent.maker), digest_of_digests(lent.digests))
+            root, maker = digest_of_digests(lent.digests), lent.maker
         else:
             assert lent.progress is not None, "neither resident nor being filled"
             root = self._follow(lent, list(ranges), lent.progress)
-            self.say(Frame.end(lent.progress.maker), root)
+            maker = lent.progress.maker
+        self.say(Frame.end(maker), pack_end(root, lent.size_bytes, self.version))
 
     def _follow(self, lent: Lent, wanted: list[Range], progress: FillProgress) -> bytes:
         """Send wanted blocks as they complete; return the digest of digests once the fill is done."""

@@ -6,12 +6,12 @@ request     magic, version, number of ranges, extent id; then (first block, coun
 frame       kind, version, first block, count; then, by kind:
   BLOCKS      the digests of `count` blocks from `first`, then their bytes
   WAIT        nothing: the node is alive, and no wanted block is complete at the moment
-  END         the digest of digests: all wanted blocks were sent, and the extent is committed. `first block` and `count` are
-              the maker, 0 for the node itself
+  END         the digest of digests, and from version 2 on the extent's size in bytes: all wanted blocks were sent, and the
+              extent is committed. `first block` and `count` are the maker, 0 for the node itself
   other kinds nothing: the request failed
 
-A request without ranges asks for the END frame alone. After END and NOT_FOUND the connection takes the next request; after
-another failure it is closed.
+A request without ranges asks for the END frame alone, for the size. After END and NOT_FOUND the connection takes the next
+request; after another failure it is closed.
 
 Two releases that follow one another speak the lower of their versions. A reader asks in its newest version. A node that
 does not speak it answers VERSION with its own newest; the reader asks again in the lower of the two, and begins with that
@@ -30,8 +30,9 @@ from enum import IntEnum
 from math import inf
 
 from cachesvc.core.model import ExtentId
+from cachesvc.tiers.fill_progress import ROOT_BYTES
 
-MAGIC, VERSION = b"csvB", 1
+MAGIC, VERSION = b"csvB", 2
 OLDEST_VERSION = max(1, VERSION - 1)
 """The oldest version that is spoken."""
 MAX_RANGES = 256
@@ -42,6 +43,9 @@ _OPENING = struct.Struct("<4sHH")
 _ID = struct.Struct("<16s")
 _RANGE = struct.Struct("<II")
 _FRAME = struct.Struct("<BxHII")
+_SIZE = struct.Struct("<Q")
+_SIZED = 2
+"""The first version whose END frame has the size."""
 VERSIONS = range(OLDEST_VERSION, VERSION + 1)
 """The versions that this release speaks."""
 Range = tuple[int, int]
@@ -149,6 +153,18 @@ def receive_frame(connection: socket.socket) -> Frame:
     """Receive the head of a frame. Raises ValueError for an unknown kind, ConnectionEnded, TimeoutError, OSError."""
     kind, version, first, count = _FRAME.unpack(receive(connection, _FRAME.size))
     return Frame(Kind(kind), first, count, version)
+
+
+def pack_end(root: bytes, size_bytes: int, version: int) -> bytes:
+    """Return what follows the head of an END frame."""
+    return root + _SIZE.pack(size_bytes) if version >= _SIZED else root
+
+
+def receive_end(connection: socket.socket, version: int) -> tuple[bytes, int]:
+    """Receive what follows the head of an END frame: the digest of digests, and the extent's size, which is 0 in a version
+    that does not tell it. Raises as `receive_into`."""
+    root = receive(connection, ROOT_BYTES)
+    return root, _SIZE.unpack(receive(connection, _SIZE.size))[0] if version >= _SIZED else 0
 
 
 def receive(connection: socket.socket, size_bytes: int, deadline_s: float = inf) -> bytes:

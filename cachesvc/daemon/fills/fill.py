@@ -86,7 +86,7 @@ class Fill:
             return
         dataset, index = home  # kept by the fill: all readers may leave, and the dataset be unloaded
         size_bytes = self.command.size_bytes or dataset.sizes[index]
-        shrinks = dataset.uneven and self.command.preparer is not None
+        shrinks = dataset.uneven and self.command.from_tier is None
         reserve = partial(self._tier.reserve, self._extent, size_bytes, shrinks)
         try:
             target: int = yield Step(partial(self._lane.submit, reserve), os.close)
@@ -152,7 +152,7 @@ class Fill:
     @contextmanager
     def _followed(self, dataset: ServedDataset, index: int, target: int) -> Iterator[SharedFill | None]:
         """Let other nodes follow the fill while it goes on."""
-        alone = self.command.from_tier is not None or self.command.preparer is not None
+        alone = self.command.from_tier is not None or dataset.source is not None
         if self._parts.locate is None or alone or not dataset.sizes[index]:
             yield None
             return
@@ -176,12 +176,12 @@ class Fill:
         """Fetch the bytes into the target, from the nearest place that gives them. Raises FillError."""
         if self.command.from_tier is not None:
             return (yield from self._from_tier(self.command.from_tier, dataset, target))
+        most_bytes = self.command.size_bytes or dataset.sizes[index]
         if (preparer := self.command.preparer) is not None:
-            most_bytes = self.command.size_bytes or dataset.sizes[index]
             make = partial(self._parts.preparers.make, preparer, index, most_bytes, target, dataset.uneven)
             done: jobs.JobDone = yield Step(lambda then, _: make(then))
         elif dataset.source is not None:
-            done = yield from self._from_holder(dataset, index, target, shared)
+            done = yield from self._from_holder(dataset, index, target, most_bytes)
         elif shared is None:
             job = jobs.FetchJob(dataset.id, index, need=self.command.need)
             done = yield from self._from_source(dataset, job, target, None)
@@ -242,7 +242,8 @@ class Fill:
                 done = yield from self._from_source(dataset, job, target, shared)
                 now = time.monotonic()
             else:
-                done = yield from self._from_node(dataset, job, target, shared, found.node)
+                descriptors = (target, dataset.catalog_fd, shared.progress_fd)
+                done = yield from self._from_node(dataset, job, descriptors, found.node)
                 now = time.monotonic()
                 done = yield from comparison.check(dataset, index, found, done)
             if done.code in (0, OutOfSpace.code, TierFailed.code):
@@ -266,18 +267,17 @@ class Fill:
                 return done
 
     def _from_holder(
-        self, dataset: ServedDataset, index: int, target: int, shared: SharedFill | None
+        self, dataset: ServedDataset, index: int, target: int, most_bytes: int
     ) -> Steps[jobs.JobDone]:
         """Fetch prepared bytes from a node that has all of them. Where that fails, they are prepared here."""
-        assert shared is not None, "prepared bytes come from a node of the cluster"
         search = self._parts.shared.search(self._extent, dataset.sizes[index])
         found: Located = yield self._locate(search)
         if found.node == SOURCE or found.filling:
             return jobs.JobDone(NotFound.code, "no other node has these prepared samples any more")
         self.reads, began = found.node, time.monotonic()
-        patience = search.begin(found.node)
-        job = jobs.FetchJob(dataset.id, index, found.address, True, patience, self.command.need)
-        done = yield from self._from_node(dataset, job, target, shared, found.node)
+        patience, most_bytes = search.begin(found.node), most_bytes if dataset.uneven else 0
+        job = jobs.FetchJob(dataset.id, index, found.address, False, patience, self.command.need, most_bytes)
+        done = yield from self._from_node(dataset, job, (target, dataset.catalog_fd), found.node)
         if not done.code:
             self._from_peer = True
             self._parts.judged(search.gave(found.node, False, done.peer_bytes, time.monotonic() - began))
@@ -294,9 +294,8 @@ class Fill:
         return Step(lambda then, _: locate(self._extent, tuple(search.failed), tuple(search.late), then))
 
     def _from_node(
-        self, dataset: ServedDataset, job: jobs.FetchJob, target: int, shared: SharedFill, node: str
+        self, dataset: ServedDataset, job: jobs.FetchJob, descriptors: tuple[int, ...], node: str
     ) -> Steps[jobs.JobDone]:
-        descriptors = (target, dataset.catalog_fd, shared.progress_fd)
         counted = partial(self._counts.read_from, node, time.monotonic())
         done: jobs.JobDone = yield self._job(dataset, job, descriptors, (self._tier_name,), counted)
         if done.code not in (0, OutOfSpace.code, TierFailed.code):
@@ -420,8 +419,9 @@ def _checked(done: jobs.JobDone) -> jobs.JobDone:
 
 
 def record_failure(error: CacheError, command: StartFill, dataset: ServedDataset) -> None:
-    """Record that a fill failed, or left out objects."""
-    kind = "source_failed" if isinstance(error, SOURCE_ERRORS) else "fill_failed"
+    """Record that a fill failed, or left out objects. Prepared samples do not come from a source."""
+    of_source = isinstance(error, SOURCE_ERRORS) and dataset.source is None
+    kind = "source_failed" if of_source else "fill_failed"
     record(failed(kind, error, **_about(command, dataset)))
 
 

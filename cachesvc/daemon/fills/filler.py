@@ -31,36 +31,35 @@ from cachesvc.catalog.catalog import Catalog, is_current
 from cachesvc.catalog.expiry import mark_used
 from cachesvc.catalog.layout import Indirect
 from cachesvc.config import Settings
-from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, OutOfSpace, SourceUnavailable
+from cachesvc.core.errors import CacheError, InvalidInput, OutOfSpace, SourceUnavailable
 from cachesvc.core.limits import HUNG_S
 from cachesvc.core.model import Extent
 from cachesvc.core.placement.place_search import ReadEnd
-from cachesvc.daemon.blocks.client import BlockClient, PeerAborted, PeerFailed, PeerLacks, PeerLate
+from cachesvc.daemon.blocks.client import BlockClient
 from cachesvc.daemon.fills.cached_bytes import CachedBytes
+from cachesvc.daemon.fills.node_reads import read_blocks, read_copy
 from cachesvc.daemon.fills.openings import KeptVersion, Openings
 from cachesvc.daemon.object_parts import read_part
 from cachesvc.daemon.processes import jobs
 from cachesvc.daemon.processes.datagrams import send
 from cachesvc.daemon.processes.fork_server import serve_forks
+from cachesvc.daemon.processes.jobs import MAX_MESSAGE_CHARS
 from cachesvc.daemon.processes.logs import configure_logging
 from cachesvc.daemon.processes.threads import ThreadPool, run_in_background
 from cachesvc.sources.fetch import Fetcher, encode_missing
 from cachesvc.sources.open import Sources, SourceSettings
 from cachesvc.sources.read_watch import ReadWatch
-from cachesvc.sources.stated_hashes import check_stated
 from cachesvc.sources.timed_reads import SourceCounters
 from cachesvc.sources.watched import CallWatch
 from cachesvc.system.buffers import Buffers
 from cachesvc.system.fill_target import open_target
 from cachesvc.tiers.checksum import StreamedChecksums, copy_verified, verify
 from cachesvc.tiers.fill_progress import FillProgress
-from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES, Checksums, translated
+from cachesvc.tiers.tier import Checksums, translated
 
 log = logging.getLogger(__name__)
 MAX_CATALOGS = 16
 """Open catalogs; each costs two descriptors and no memory of its own."""
-MAX_MESSAGE_CHARS = 1 << 20
-"""The limit of an error message, which may quote untrusted data or a caller's arguments."""
 COPY_BUFFERS_BYTES = 8 << 20
 """The limit of the buffers of copies to a disk."""
 PROGRESS_S = 0.2
@@ -177,36 +176,17 @@ class Filler:
         """Fetch an extent from its source or from a node. Its progress, where others may follow, is the same for both."""
         dataset = self._catalog(job.dataset, catalog) if job.dataset else read_part(catalog)
         extent = dataset.extent(job.index)
+        if job.address:
+            if self._peers is None:
+                raise SourceUnavailable("peers are not asked: this node's certificates are unusable")
+            if not job.shared:
+                return read_copy(self._peers, job, target, extent)
+            with closing(FillProgress(progress_fd, extent.size_bytes)) as progress:
+                return read_blocks(self._peers, job, target, extent, progress)
         if not job.shared:
             return self._from_source(job, rank, target, dataset, extent, None)
         with closing(FillProgress(progress_fd, extent.size_bytes)) as progress:
-            if job.address:
-                return self._from_node(job, target, extent, progress)
             return self._from_source(job, rank, target, dataset, extent, progress)
-
-    def _from_node(
-        self, job: jobs.FetchJob, target: int, extent: Extent, progress: FillProgress
-    ) -> jobs.JobDone:
-        """Fetch the missing blocks. What came is counted also where the node fails in the middle."""
-        if self._peers is None:
-            raise SourceUnavailable("peers are not asked: this node's certificates are unusable")
-        before, digests, code, message = _complete_bytes(progress), b"", 0, ""
-        end: ReadEnd | None = None
-        try:
-            digests = self._peers.read(
-                job.address, extent.id, extent.size_bytes, target, progress, job.patience
-            )
-            check_stated(extent, target)
-        except PeerFailed as error:
-            code, message, end = SourceUnavailable.code, str(error), _end(error)
-        except CorruptData as error:
-            code, message, end = error.code, str(error), ReadEnd.FAILED
-        except SourceUnavailable as error:
-            code, message, end = CorruptData.code, str(error), ReadEnd.WRONG
-        except CacheError as error:
-            code, message = error.code, str(error)
-        came = _complete_bytes(progress) - before
-        return jobs.JobDone(code, message[:MAX_MESSAGE_CHARS], digests=digests, peer_bytes=came, end=end)
 
     def _from_source(
         self,
@@ -332,17 +312,6 @@ def _block_client(settings: Settings) -> BlockClient | None:
     except InvalidInput as error:
         log.error("peers are not asked", extra={"error": str(error)})
         return None
-
-
-def _end(error: PeerFailed) -> ReadEnd:
-    if isinstance(error, PeerLate):
-        return ReadEnd.LATE
-    return ReadEnd.LACKS if isinstance(error, (PeerLacks, PeerAborted)) else ReadEnd.FAILED
-
-
-def _complete_bytes(progress: FillProgress) -> int:
-    blocks = sum(count for _, count in progress.runs(0, progress.blocks))
-    return min(blocks * CHECKSUM_BLOCK_BYTES, progress.size_bytes)
 
 
 def _failure(error: OSError | MemoryError) -> CacheError:

@@ -16,12 +16,15 @@ from cachesvc.sources.timed_reads import SourceCounters
 
 JOBS_AT_ONCE = 16
 """Jobs that a process runs at a time. Fills are fewer; a build of minutes must not delay builds of other datasets."""
+MAX_MESSAGE_CHARS = 1 << 20
+"""The limit of an error message, which may quote untrusted data or a caller's arguments."""
 
 
 class FetchJob(msgspec.Struct, frozen=True, tag=True):
     """Fetch extent `index` of a catalog into the target: from its source, or the blocks that its progress lacks from the
-    node at HOST:PORT `address`. `patience`: how long it may take. `need`: what waits for it. Descriptors: target, catalog,
-    and, where other nodes may follow the fill (`shared`), its progress."""
+    node at HOST:PORT `address`. `patience`: how long it may take. `need`: what waits for it. `most_bytes`: the room for an
+    uneven extent, whose size the node tells; 0: the size is in the catalog. Descriptors: target, catalog, and, where other
+    nodes may follow the fill (`shared`), its progress."""
 
     dataset: DatasetId
     index: int
@@ -29,6 +32,7 @@ class FetchJob(msgspec.Struct, frozen=True, tag=True):
     shared: bool = False
     patience: Patience = Patience()
     need: Need = Need.NONE
+    most_bytes: int = 0
 
     @property
     def descriptors(self) -> int:

@@ -43,7 +43,7 @@ def test_idle_plans_of_one_user_leave_another_its_look_ahead(count: int, least: 
     assert users.streamed() >= least
 
 
-@pytest.mark.parametrize("count", [8, 60])
+@pytest.mark.parametrize("count", [8, pytest.param(60, marks=pytest.mark.slow)])
 def test_moving_plans_of_one_user_leave_another_its_look_ahead(count: int) -> None:
     users = Users()
     users.plans(count, idle=False)

@@ -77,10 +77,22 @@ def test_an_extent_that_another_node_has_is_fetched_from_there() -> None:
     assert tell(node, Filled(A, RAM, from_peer=True)) == grants
 
 
-def test_an_uneven_extent_is_asked_of_no_other_node() -> None:
+def test_an_uneven_extent_of_another_node_is_reserved_at_the_most_and_keeps_what_it_takes() -> None:
+    node = node_of(10, share_prepared=True)
+    tell(node, replace(prepared(A, B, sources=(E, E)), uneven=True), PreparerJoined(FIRST, DATASET))
+    assert tell(node, Demanded(ONE, 1, A)) == [FindCopy(A)]
+    assert tell(node, CopyFound(A, True)) == [StartFill(A, RAM, size_bytes=SIZE)]
+    (grant,) = tell(node, Filled(A, RAM, from_peer=True, size_bytes=SIZE // 4))
+    assert grant == Grant(ONE, 1, A, RAM, from_peer=True, counted="misses", size_bytes=SIZE // 4)
+    assert node.policy.tiers[RAM].used_bytes == SIZE // 4
+
+
+def test_an_uneven_copy_that_does_not_come_is_prepared_here() -> None:
     node = node_of(3, share_prepared=True)
     tell(node, replace(prepared(A, B, sources=(E, E)), uneven=True), PreparerJoined(FIRST, DATASET))
-    assert starts(tell(node, Demanded(ONE, 1, A))) == [(E, None)]
+    tell(node, Demanded(ONE, 1, A), CopyFound(A, True))
+    assert starts(tell(node, FillFailed(A, RAM, 2, "an older node tells no size"))) == [(E, None)]
+    assert tell(node, Filled(E, RAM)) == [StartFill(A, RAM, preparer=FIRST, size_bytes=SIZE)]
 
 
 @pytest.mark.parametrize("found", [False, True], ids=["none has it", "its copy is gone"])

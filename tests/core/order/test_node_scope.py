@@ -28,7 +28,7 @@ def _of_nodes(order: EpochOrder) -> list[np.ndarray]:
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.integers(0, 40), min_size=1, max_size=25),
     st.integers(1, 5),

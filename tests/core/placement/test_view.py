@@ -132,7 +132,7 @@ def test_a_node_alone_owns_everything() -> None:
     assert view([Member("only", 0)], frozenset({"only"})).askable(EXTENTS[:1]) == [()]
 
 
-@settings(max_examples=20)  # each ranks 262,144 scores
+@settings(max_examples=5)  # each ranks 262,144 scores
 @given(st.lists(st.integers(0, 1 << 50), min_size=1, max_size=200), st.integers(1, 5))
 def test_a_batch_beyond_one_block_ranks_as_each_extent_alone(weights: list[int], count: int) -> None:
     ranking = Ranking([Member(f"n{at}", weight) for at, weight in enumerate(weights)])

@@ -184,7 +184,10 @@ def test_clients_settle_at_what_the_source_allows(
 
 
 @pytest.mark.parametrize("retry_after_s", [0.5, *often(1, 2, 5, 10), 30])
-@pytest.mark.parametrize(("rate", "clients", "latency_s"), [(40, 2, 0.03), (40, 1, 0.005), (300, 2, 0.01)])
+@pytest.mark.parametrize(
+    ("rate", "clients", "latency_s"),
+    [(40, 2, 0.03), (40, 1, 0.005), pytest.param(300, 2, 0.01, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("burst_s", [*often(0.1), 1.0])
 def test_a_source_that_sends_retry_after_is_used_fully(
     rate: int, clients: int, latency_s: float, retry_after_s: float, burst_s: float
@@ -197,7 +200,14 @@ def test_a_source_that_sends_retry_after_is_used_fully(
 @pytest.mark.parametrize("clients", [1, 2, *often(4, 8)])
 @pytest.mark.parametrize(
     ("rate", "window_s"),
-    [(20, 5), (10, 10), (40, 1), (3, 60), (100, 60), pytest.param(3, 300, marks=pytest.mark.slow)],
+    [
+        (20, 5),
+        (10, 10),
+        (40, 1),
+        (3, 60),
+        pytest.param(100, 60, marks=pytest.mark.slow),
+        pytest.param(3, 300, marks=pytest.mark.slow),
+    ],
 )
 def test_a_quota_is_used_up(rate: int, window_s: int, clients: int) -> None:
     """A quota closes with a Retry-After until its window ends."""

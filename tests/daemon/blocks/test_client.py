@@ -34,7 +34,7 @@ from cachesvc.daemon.blocks.client import (
 )
 from cachesvc.daemon.blocks.idle_connections import IDLE_S
 from cachesvc.daemon.blocks.replies import Lent
-from cachesvc.daemon.blocks.wire import Frame, Kind, receive_request
+from cachesvc.daemon.blocks.wire import VERSION, Frame, Kind, pack_end, receive_request
 from cachesvc.tiers.fill_progress import FillState, digest_of_digests
 from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES as BLOCK
 from testbed import WAIT_S
@@ -52,7 +52,7 @@ from tests.support.membership.blocks import (
 from tests.support.waiting import wait_until
 
 DIGESTS = digests_of(DATA)
-END = Frame(Kind.END).pack() + digest_of_digests(DIGESTS)
+END = Frame(Kind.END).pack() + pack_end(digest_of_digests(DIGESTS), SIZE, VERSION)
 
 
 def blocks(first: int, count: int, data: bytes = DATA) -> bytes:
@@ -315,7 +315,7 @@ def test_a_filler_that_makes_no_progress_is_given_up() -> None:
 LIES: dict[str, tuple[bytes, type[Exception], int]] = {
     "another byte": (blocks(0, 16) + blocks(16, 16, WRONG), CorruptData, 20),
     "other digests": (GOOD.replace(DIGESTS[:8], bytes(8)), CorruptData, 0),
-    "another extent": (GOOD[:-1] + bytes([GOOD[-1] ^ 1]), CorruptData, BLOCKS),
+    "another extent": (GOOD[: -len(END)] + Frame(Kind.END).pack() + bytes(24), CorruptData, BLOCKS),
     "no blocks": (END, CorruptData, 0),
     "few blocks": (blocks(0, 16) + END, CorruptData, 16),
     "blocks twice": (blocks(0, 4) + blocks(3, 1, WRONG), CorruptData, 4),
@@ -424,6 +424,20 @@ def test_a_peer_with_steady_progress_is_late_after_the_limit() -> None:
         with pytest.raises(PeerLate):
             peers.read(address, EXTENT, SIZE, copy.fd, copy.progress, Patience(WAIT_S, 0.1))
         assert copy.progress.complete(0) < BLOCKS
+
+
+def test_a_peer_tells_the_size_of_an_extent_that_it_holds() -> None:
+    with resident() as lend, serving(lend) as address, client() as peers:
+        assert peers.size_of(address, EXTENT, SIZE) == SIZE
+        with pytest.raises(PeerLacks):
+            peers.size_of(address, EXTENT, SIZE - 1)
+        with pytest.raises(PeerLacks):
+            peers.size_of(address, ExtentId(bytes(16)), SIZE)
+    with resident() as lend, serving(lend, versions=range(1, 2)) as older, client() as peers:
+        with pytest.raises(PeerLacks):
+            peers.size_of(older, EXTENT, SIZE)
+        with Copy() as copy:
+            assert copy.read_from(peers, older) == DIGESTS
 
 
 def test_a_check_tells_whether_a_port_and_its_node_answer() -> None:

@@ -28,6 +28,7 @@ from cachesvc.daemon.blocks.wire import (
     Range,
     Request,
     receive,
+    receive_end,
     receive_frame,
 )
 from cachesvc.tiers.fill_progress import digest_of_digests
@@ -82,7 +83,7 @@ def receive_blocks(connection: socket.socket) -> dict[int, bytes]:
         found[frame.first] = receive(connection, end - begin)
         assert digests == digests_of(found[frame.first])
     assert frame.kind is Kind.END
-    assert receive(connection, 16) == ROOT
+    assert receive_end(connection, VERSION) == (ROOT, SIZE)
     return found
 
 
