@@ -23,6 +23,7 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
     options = ["--ram", "256KiB", "--extent-bytes", "16384", "--fillers", "1", "--allow", f"{tmp_path}/data"]
     monkeypatch.setenv("CACHESVC", "require")
     monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    monkeypatch.setenv("LOUD", "1")
     with Daemon(tmp_path / "node", options) as found:
         monkeypatch.setenv("CACHESVC_SOCKET", found.socket_dir)
         yield found

@@ -39,7 +39,9 @@ def write_pictures(folder: Path, seed: int = 0) -> str:
 
 
 def noted(number: int) -> None:
-    """Note a call of a function in the file that $CALLS names, where it names one."""
+    """Note a call of a function in the file that $CALLS names, where it names one. $LOUD: print it, too."""
+    if "LOUD" in os.environ:
+        print("prepares", number)
     if path := os.environ.get("CALLS"):
         with open(path, "a") as file:
             file.write(f"{number}\n")
