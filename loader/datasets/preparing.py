@@ -151,16 +151,16 @@ def form_by_trial(source: Source, most_bytes: int, ids: Ints | None) -> Prepared
     that cannot be prepared.
     """
     form: PreparedForm | None = None
-    samples = ids if ids is not None and len(ids) else np.arange(source.catalog.samples)
-    tried, last = 0, samples[:MOST_BAD][-1]
+    chosen = ids if ids is not None and len(ids) else np.arange(min(source.catalog.samples, MOST_BAD))
+    samples, tried = chosen[:MOST_BAD].tolist(), 0
     try:
-        for sample in samples[:MOST_BAD].tolist():
+        for sample in samples:
             try:
                 results = [next(source.iter_samples(np.asarray([sample]), None)) for _ in range(2)]
                 if most_bytes:  # a sample with more bytes is a bad one, and tells nothing of the others
                     record_of(uneven_form_of(results[0], most_bytes), results[0])
             except Exception as error:
-                if (sample == last and form is None) or not is_bad_sample(error):
+                if (sample == samples[-1] and form is None) or not is_bad_sample(error):
                     raise
                 continue
             form = form or (uneven_form_of(results[0], most_bytes) if most_bytes else form_of(results[0]))

@@ -248,7 +248,7 @@ def _imported(function: types.FunctionType) -> Iterator[types.ModuleType]:
         steps = [each for each in dis.get_instructions(code) if each.opname != "EXTENDED_ARG"]
         for level, names, step in zip(steps, steps[1:], steps[2:]):
             if step.opname == "IMPORT_NAME" and (level.argval or _is_of_user(step.argval)):
-                with suppress(ImportError):
+                with suppress(Exception):  # the function may never come to it
                     yield __import__(
                         step.argval, function.__globals__, None, names.argval or (), level.argval
                     )

@@ -386,16 +386,7 @@ def test_prepared_samples_on_a_disk_survive_a_restart(
 ) -> None:
     data, disk = write_pictures(tmp_path / "data"), tmp_path / "disk"
     disk.mkdir()
-    options = [
-        "--ram",
-        f"{2 * EXTENT}",
-        "--nvme",
-        f"{disk}=8MiB",
-        "--extent-bytes",
-        str(EXTENT),
-        "--fillers",
-        "1",
-    ]
+    options = ["--ram", "0", "--nvme", f"{disk}=8MiB", "--extent-bytes", str(EXTENT), "--fillers", "1"]
     monkeypatch.setenv("CACHESVC", "require")
     with Daemon(tmp_path / "node", [*options, "--allow", data]) as daemon:
         monkeypatch.setenv("CACHESVC_SOCKET", daemon.socket_dir)
