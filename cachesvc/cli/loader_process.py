@@ -14,7 +14,7 @@ from cachesvc.core.errors import INTERRUPTED, CacheError, from_code
 
 _STDERR = 2
 AGAIN_S = 1.0
-"""The wait for a process to end, before it is told again."""
+"""The wait for a process to end, before it gets SIGTERM again."""
 
 
 @contextmanager
@@ -33,7 +33,7 @@ def rows_of(module: str, job: Mapping[str, Any], socket: str | None) -> Iterator
             try:
                 yield _checked(process, rows, module)
             finally:
-                while process.poll() is None:  # what ends it is lost where it comes in a hook of a fork
+                while process.poll() is None:  # an exception that SIGTERM raises in a fork hook is lost
                     process.terminate()
                     with suppress(subprocess.TimeoutExpired):
                         process.wait(AGAIN_S)
