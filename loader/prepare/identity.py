@@ -127,9 +127,8 @@ class _Walk:
         self._seen.add(id(function))
         code = function.__code__
         if _INSTALLED.match(code.co_filename):
-            if not _INSTALLED.match(
-                _file_of(inspect.unwrap(function))
-            ):  # a library's decorator of a user's function
+            innermost = inspect.unwrap(function)
+            if not _INSTALLED.match(_file_of(innermost)):  # a library's decorator of a user's function
                 yield from self.parts(function.__wrapped__, depth + 1)  # type: ignore[attr-defined]
                 yield from _Walk(True, self._seen).parts(_closure(function), depth + 1)
             return
@@ -175,10 +174,8 @@ class _Walk:
             functions = _functions_of(member)
             if functions or not name.startswith("__"):
                 yield name.encode()
-                strict = (
-                    functions and _file_of(functions[0]) != "<string>"
-                )  # others are made by `dataclass`, say
-                walk = self if strict else _Walk(True, self._seen)
+                generated = functions and _file_of(functions[0]) == "<string>"  # by `dataclass`, say
+                walk = self if functions and not generated else _Walk(True, self._seen)
                 yield from walk.parts(functions or member, depth + 1)
 
     def _object(self, value: Any, depth: int) -> Iterator[bytes]:
