@@ -6,6 +6,7 @@ eight workers; torch's own loader and MosaicML Streaming read the same samples w
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import statistics
@@ -31,11 +32,26 @@ BATCHES = (8, 32, 64)
 ASKED = 0.95
 COLUMNS = ("a slow sample in twenty", "of the ideal", "p50 of next()", "p99", "p99.9", "asked", "met")
 
+
+def _timed(batches: Iterable[torch.Tensor]) -> tuple[float, list[float]]:
+    """Return the ideal of an epoch after its first batch, and the times of its calls of next()."""
+    reading, ideal_s, waits = iter(batches), 0.0, list[float]()
+    next(reading)
+    asked = time.perf_counter()
+    for batch in reading:
+        now = time.perf_counter()
+        waits.append(now - asked)
+        asked = now
+        ideal_s += sum(map(cost_s, batch)) / WORKERS
+    return ideal_s, waits
+
+
 _STREAMING = f"""
+from __future__ import annotations
 import json, sys, time
 import numpy as np
 from bench.peers.mosaic import MDSWriter, StreamingDataLoader, StreamingDataset, clean_stale_shared_memory
-batch_size, folder = int(sys.argv[1]), sys.argv[2]
+WORKERS, batch_size, folder = {WORKERS}, int(sys.argv[1]), sys.argv[2]
 if not batch_size:
     with MDSWriter(out=folder, columns={{"x": "ndarray:int64:16"}}) as writer:
         for row in np.random.default_rng(1).integers(0, 1 << 40, ({SAMPLES}, 16), np.int64):
@@ -50,15 +66,9 @@ class Slow(StreamingDataset):
         return row
 clean_stale_shared_memory()
 data = Slow(local=folder, shuffle=True, batch_size=batch_size)
-reading, ideal_s, waits = iter(StreamingDataLoader(data, batch_size=batch_size, num_workers={WORKERS})), 0.0, []
-next(reading)
-asked = time.perf_counter()
-for batch in reading:
-    now = time.perf_counter()
-    waits.append(now - asked)
-    asked = now
-    ideal_s += sum(map(cost_s, batch)) / {WORKERS}
-print(json.dumps([ideal_s, waits]))
+{inspect.getsource(_timed)}
+batches = StreamingDataLoader(data, batch_size=batch_size, num_workers=WORKERS)
+print(json.dumps(_timed(batches)))
 """
 
 
@@ -136,19 +146,6 @@ def _rows(data: Any, batch_size: int, shards: str) -> list[Row]:
         if shards:
             streaming.add(*_streaming(batch_size, shards))
     return rows if shards else rows[:2]
-
-
-def _timed(batches: Iterable[torch.Tensor]) -> tuple[float, list[float]]:
-    """Return the ideal of an epoch after its first batch, and the times of its calls of next()."""
-    reading, ideal_s, waits = iter(batches), 0.0, list[float]()
-    next(reading)
-    asked = time.perf_counter()
-    for batch in reading:
-        now = time.perf_counter()
-        waits.append(now - asked)
-        asked = now
-        ideal_s += sum(map(cost_s, batch)) / WORKERS
-    return ideal_s, waits
 
 
 def _streaming(batch_size: int, shards: str) -> tuple[float, list[float]]:

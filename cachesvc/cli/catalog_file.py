@@ -41,7 +41,9 @@ def catalog_file(
             if origin is None:
                 yield catalog, file
                 return
-        with _granted(directory, origin.source, options, as_json) as file:  # which names the samples
+        with _granted(
+            directory, origin.source, options, as_json
+        ) as file:  # the source's catalog names the samples
             yield Catalog.open(file), file
     elif is_dataset_id(name):
         raise DaemonUnavailable(

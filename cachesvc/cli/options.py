@@ -370,7 +370,7 @@ cluster_settings = _together(
         is_flag=True,
         default=None,
         help="Give what a user prepared to the same uid on other nodes that have this option, and read it from them:"
-        " complete copies alone.",
+        " only complete copies.",
     ),
     setting(
         "--drain-on-stop",

@@ -20,8 +20,8 @@ def say(**row: object) -> None:
 
 
 def run_job(run: Callable[[dict[str, Any]], None]) -> int:
-    """Run the job, with modules of the working directory; return the exit code. An error is a row
-    {"error", "code"}. SIGTERM ends the process in good order, and the processes of multiprocessing with it."""
+    """Run the job, with modules of the working directory; return the exit code. An error is a row {"error", "code"}.
+    SIGTERM ends the process in good order, and the processes of multiprocessing with it."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     sys.path.insert(0, os.getcwd())
     try:
@@ -31,6 +31,6 @@ def run_job(run: Callable[[dict[str, Any]], None]) -> int:
         return error.code
     except KeyboardInterrupt:
         return INTERRUPTED
-    finally:  # the interpreter ends; SIGTERM would only have it print where it was
+    finally:  # SIGTERM during the interpreter's exit would only print a traceback
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     return 0

@@ -87,7 +87,7 @@ def test_readers_of_checkpoints_take_the_url_of_a_folder(way: str, model: Path) 
 
 
 def source_bytes() -> int:
-    """What was fetched for all datasets since the daemon started."""
+    """Return the bytes fetched for all datasets since the daemon started."""
     with Control() as control:
         return sum(int(each.source_bytes) for each in control.list())
 

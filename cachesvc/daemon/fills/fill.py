@@ -97,7 +97,7 @@ class Fill:
             return
         try:
             with closing_fd(target), self._followed(dataset, index, target) as shared:
-                done = yield from self._fetch(dataset, index, target, shared)
+                done = yield from self._fetch(dataset, index, size_bytes, target, shared)
                 if shrinks:
                     size_bytes = yield from self._shrunk(done.size_bytes)
                 checksums, holes = Checksums(size_bytes, done.digests), self._holes_of(done)
@@ -171,12 +171,12 @@ class Fill:
             self._parts.shared.end(fill)
 
     def _fetch(
-        self, dataset: ServedDataset, index: int, target: int, shared: SharedFill | None
+        self, dataset: ServedDataset, index: int, most_bytes: int, target: int, shared: SharedFill | None
     ) -> Steps[jobs.JobDone]:
-        """Fetch the bytes into the target, from the nearest place that gives them. Raises FillError."""
+        """Fetch the bytes into the target, which has room for `most_bytes`, from the nearest place that gives them. Raises
+        FillError."""
         if self.command.from_tier is not None:
             return (yield from self._from_tier(self.command.from_tier, dataset, target))
-        most_bytes = self.command.size_bytes or dataset.sizes[index]
         if (preparer := self.command.preparer) is not None:
             make = partial(self._parts.preparers.make, preparer, index, most_bytes, target, dataset.uneven)
             done: jobs.JobDone = yield Step(lambda then, _: make(then))
